@@ -1,0 +1,205 @@
+/* colibri.h — the one public header of the colibri engine.
+ *
+ * An engine is one loaded model inside one memory budget; it holds one session
+ * (one KV cache, one position). Everything is mapped and touched in
+ * cb_engine_open(); no call after it allocates.
+ *
+ * Every fallible function returns 0 or a negative CB_E… and fills the caller's
+ * struct cb_err. Nothing here prints or exits. Sizes are bytes unless the name
+ * says otherwise; times are nanoseconds of CLOCK_MONOTONIC.
+ */
+#ifndef COLIBRI_H
+#define COLIBRI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CB_VERSION "0.1.0"
+#define CB_ABI 1u /* raised whenever a struct below changes */
+
+enum cb_code {
+    CB_OK = 0,
+    CB_EINVAL = -1,    /* an argument or option is wrong */
+    CB_EIO = -2,       /* the operating system refused a read, write or map */
+    CB_EFORMAT = -3,   /* the model files are malformed, swapped or damaged */
+    CB_EBUDGET = -4,   /* the plan does not fit the memory budget */
+    CB_EGOLDEN = -5,   /* the golden does not match: wrong bits, do not serve */
+    CB_ENUMERIC = -6,  /* NaN or infinity where a number must be */
+    CB_EUTF8 = -7,     /* the prompt is not UTF-8 */
+    CB_ECONTEXT = -8,  /* more tokens than the context holds */
+    CB_EUNSUPPORTED = -9, /* a type, feature or ISA this build does not have */
+    CB_ECANCEL = -10   /* the caller's callback asked to stop */
+};
+
+struct cb_err {
+    int code;
+    char msg[256];
+};
+
+/* Sets *err (may be NULL) and returns code, so `return cb_fail(err, …)` works. */
+int cb_fail(struct cb_err *err, int code, const char *fmt, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+const char *cb_code_name(int code); /* "CB_EFORMAT" … */
+
+/* ---- options ----------------------------------------------------------- */
+
+enum cb_kv_type { CB_KV_F16 = 0, CB_KV_F32 = 1 };
+
+struct cb_options {
+    const char *model_dir;   /* NAME.coli/ */
+    uint64_t budget;         /* bytes; 0 = the smaller of MemAvailable and every cgroup limit */
+    uint32_t ctx;            /* context length in tokens; 0 = min(the model's, 4096) */
+    uint32_t batch;          /* prefill chunk in tokens; 0 = 32 */
+    uint32_t threads;        /* 0 = physical cores */
+    uint32_t kv_type;        /* enum cb_kv_type */
+    uint32_t lock;           /* 1 = mlock the arena */
+    uint32_t over_budget;    /* 1 = go on although the plan exceeds what is available */
+    const char *isa;         /* NULL = best; else "scalar", "sse41", "avx2", "neon" */
+};
+
+/* ---- memory ledger ----------------------------------------------------- */
+
+enum cb_ledger_line {
+    CB_L_DENSE, CB_L_EXPERTS, CB_L_KV, CB_L_ACT, CB_L_TOKENIZER, CB_L_STACKS,
+    CB_L_SERVER, CB_L_RUNTIME, CB_L_COUNT
+};
+struct cb_ledger {
+    uint64_t bytes[CB_L_COUNT];
+    uint64_t total;
+    uint64_t budget;        /* what was asked for */
+    uint64_t available;     /* what the machine has now */
+};
+const char *cb_ledger_name(int line); /* "dense weights" … */
+
+/* ---- the engine -------------------------------------------------------- */
+
+struct cb_engine;
+
+struct cb_info {
+    char name[64];
+    char arch[32];
+    char isa[16];
+    char model_id[33];       /* hex of the 16-byte model id in every file's header */
+    char golden[65];         /* hex sha256 the manifest promises, "" if none */
+    uint32_t n_layer, n_embd, n_head, n_head_kv, head_dim, n_vocab;
+    uint32_t n_ff, n_expert, n_expert_used, n_expert_ff, n_moe_layer;
+    uint32_t ctx, ctx_train, batch, threads;
+    uint32_t experts_loaded; /* expert records in memory */
+    uint32_t bos, eos;       /* token ids; UINT32_MAX = none */
+    uint32_t add_bos;
+};
+
+/* The plan alone: reads the manifest and the headers, allocates nothing that
+ * stays. Fills *ledger even when it returns CB_EBUDGET. */
+int cb_plan(const struct cb_options *opt, struct cb_ledger *ledger,
+            struct cb_info *info, struct cb_err *err);
+
+int cb_engine_open(const struct cb_options *opt, struct cb_engine **out,
+                   struct cb_err *err);
+void cb_engine_close(struct cb_engine *e); /* NULL is fine */
+void cb_engine_info(const struct cb_engine *e, struct cb_info *info);
+void cb_engine_ledger(const struct cb_engine *e, struct cb_ledger *ledger);
+
+/* ---- tokens in, logits out --------------------------------------------- */
+
+void cb_reset(struct cb_engine *e);            /* position 0, counters kept */
+uint32_t cb_position(const struct cb_engine *e);
+
+/* Runs n tokens (chunks of at most opt.batch) and leaves the last token's
+ * logits in cb_logits(). With all != NULL also writes every token's logits,
+ * float [n][n_vocab]. With experts != NULL writes the chosen experts in rank
+ * order, int32 [n_moe_layer][n][n_expert_used]. The bits do not depend on how
+ * the tokens are split over calls or chunks. */
+int cb_eval(struct cb_engine *e, const int32_t *tokens, uint32_t n, float *all,
+            int32_t *experts, struct cb_err *err);
+const float *cb_logits(const struct cb_engine *e); /* [n_vocab] */
+
+/* sha256 (hex, 64 + NUL) of the little-endian logits [16][n_vocab] of the
+ * fixed tokens t(i) = (i * 2654435761 + 12345) mod 2^32 mod n_vocab, from
+ * position 0, KV in F16: 8 tokens as one prefill, then 8 single ones. Resets
+ * the session before and after. */
+int cb_golden(struct cb_engine *e, char hex[65], struct cb_err *err);
+
+struct cb_counters {
+    uint64_t tokens_prefill, tokens_decode;
+    uint64_t ns_prefill, ns_decode;
+    uint64_t routes, recomputed;     /* (layer, token) routings; margin certificate failures */
+};
+void cb_engine_counters(const struct cb_engine *e, struct cb_counters *c);
+
+/* Routing latency of the last cb_eval: ns per MoE layer (router product +
+ * top-k, whole batch), float weights of the chosen experts of the last token.
+ * Pointers stay valid until the next cb_eval. */
+const uint64_t *cb_route_ns(const struct cb_engine *e);       /* [n_moe_layer] */
+const int32_t *cb_last_experts(const struct cb_engine *e);    /* [n_moe_layer][n_expert_used] */
+const float *cb_last_weights(const struct cb_engine *e);      /* [n_moe_layer][n_expert_used] */
+
+/* ---- text -------------------------------------------------------------- */
+
+/* Encodes n bytes of UTF-8. Special tokens in the text become their ids when
+ * special is set. Returns the number of ids or a negative code (CB_EUTF8 names
+ * the byte offset when strict; CB_ECONTEXT when cap is too small). */
+int cb_encode(const struct cb_engine *e, const char *text, size_t n, int special,
+              int strict_utf8, int32_t *ids, size_t cap, struct cb_err *err);
+/* Bytes of one token; not NUL-terminated, may be part of a UTF-8 sequence.
+ * Control tokens have length 0 unless special is set. */
+const char *cb_token_bytes(const struct cb_engine *e, int32_t id, int special, size_t *len);
+int cb_is_eog(const struct cb_engine *e, int32_t id); /* ends a generation */
+
+/* ---- generation -------------------------------------------------------- */
+
+struct cb_sampling {
+    float temperature;       /* <= 0: greedy */
+    uint32_t top_k;          /* 0 = all */
+    float top_p;             /* 1 = all */
+    float min_p;             /* 0 = all */
+    float repeat_penalty;    /* 1 = none */
+    uint32_t repeat_last_n;  /* tokens looked back on; at most 1024 */
+    uint64_t seed;
+};
+void cb_sampling_default(struct cb_sampling *s);
+
+/* Picks a token from logits[n_vocab]; counter n makes the draw a pure function
+ * of (seed, n). recent[n_recent] feeds the repetition penalty. scratch is
+ * engine-owned. */
+int cb_sample(struct cb_engine *e, const float *logits, const struct cb_sampling *s,
+              uint64_t n, const int32_t *recent, uint32_t n_recent, int32_t *id,
+              struct cb_err *err);
+
+#define CB_STOP_MAX 4
+#define CB_STOP_LEN 64
+enum cb_finish { CB_FINISH_LENGTH, CB_FINISH_EOG, CB_FINISH_STOP, CB_FINISH_CANCEL, CB_FINISH_CONTEXT };
+
+struct cb_gen_result {
+    uint32_t n_prompt, n_gen;
+    int finish;              /* enum cb_finish */
+    uint64_t ns_first;       /* call to first token sampled */
+    uint64_t ns_total;
+};
+/* text[len] is whole UTF-8 sequences (bytes that never complete come out as
+ * they are at the end); len may be 0. Return non-zero to stop. */
+typedef int (*cb_text_fn)(void *ud, const char *text, size_t len, int32_t id);
+
+int cb_generate(struct cb_engine *e, const int32_t *prompt, uint32_t n_prompt,
+                uint32_t max_new, const struct cb_sampling *s,
+                const char *const *stop, uint32_t n_stop, cb_text_fn fn, void *ud,
+                struct cb_gen_result *res, struct cb_err *err);
+
+/* ---- build facts ------------------------------------------------------- */
+
+uint32_t cb_abi(void);                      /* CB_ABI of the library */
+size_t cb_sizeof(const char *struct_name);  /* "cb_options" …; 0 = unknown: guards FFI callers */
+const char *cb_isa_list(void);              /* "scalar,sse41,avx2": built in, strongest last */
+const char *cb_isa_best(void);              /* strongest that this CPU runs */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

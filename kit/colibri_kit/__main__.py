@@ -1,0 +1,5 @@
+"""``python -m colibri_kit``."""
+
+from colibri_kit.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""One file a verb: parse -> plan -> act -> report. Each module defines ``command``."""

@@ -1,0 +1,1 @@
+"""GGUF v2/v3: a reader for hostile files and a streaming writer."""

@@ -1,0 +1,34 @@
+/* os.h — the few things that differ between POSIX and Windows.
+ * os_posix.c and os_win.c implement it; nothing else includes system headers. */
+#ifndef CB_OS_H
+#define CB_OS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "colibri.h"
+
+/* Anonymous zeroed memory, mapped and touched: every page is resident when it
+ * returns. lock pins it. NULL and *err on failure. */
+void *cb_os_map(uint64_t bytes, int lock, struct cb_err *err);
+void cb_os_unmap(void *p, uint64_t bytes);
+
+/* Bytes that this process may still take: the smaller of MemAvailable and what
+ * every enclosing memory cgroup has left. UINT64_MAX when unknown. */
+uint64_t cb_os_mem_available(void);
+
+uint32_t cb_os_physical_cores(void); /* >= 1 */
+uint64_t cb_os_now_ns(void);         /* monotonic */
+
+struct cb_os_file {
+    intptr_t h; /* descriptor or HANDLE; -1 = closed */
+    uint64_t size;
+};
+/* Opens a regular file for reading; the message names the path. */
+int cb_os_open(struct cb_os_file *f, const char *path, struct cb_err *err);
+/* Reads exactly n bytes at offset, in pieces; short is CB_EIO. */
+int cb_os_pread(const struct cb_os_file *f, void *p, uint64_t n, uint64_t offset,
+                struct cb_err *err);
+void cb_os_close(struct cb_os_file *f);
+
+#endif

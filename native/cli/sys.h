@@ -1,0 +1,51 @@
+/* sys.h — what the tool wants from the operating system beyond core/os.h. */
+#ifndef CLI_SYS_H
+#define CLI_SYS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "colibri.h"
+
+long sys_pid(void);
+int sys_replace(const char *from, const char *to); /* rename over; 0 or -1 with errno */
+void sys_binary_stdio(void);                       /* no CR LF translation on Windows */
+
+/* The first Ctrl-C after this only sets the flag, the second one ends us. */
+void sys_catch_interrupt(void);
+int sys_interrupted(void);
+
+/* Reads a stream to its end, at most cap bytes: *out is malloc'ed and
+ * NUL-terminated. CB_EINVAL when there is more, CB_EIO otherwise. */
+int sys_read_all(FILE *f, const char *name, size_t cap, char **out, size_t *n, struct cb_err *err);
+
+/* UINT64_MAX where the system does not tell. */
+struct sys_memory {
+    uint64_t rss_anon, rss_file, peak; /* bytes; RssAnon, RssFile, VmHWM of /proc/self/status */
+};
+void sys_memory(struct sys_memory *m);
+struct sys_faults {
+    uint64_t minor, major;
+};
+void sys_faults(struct sys_faults *f);
+
+#define SYS_CPUS 64
+#define SYS_ZONES 8
+struct sys_machine {
+    uint32_t n_cpu;               /* entries of khz */
+    uint64_t khz[SYS_CPUS];       /* current clock of each CPU; 0 = unknown */
+    uint64_t khz_max;             /* of CPU 0; 0 = unknown */
+    char governor[32];            /* of CPU 0; "" = unknown */
+    uint32_t n_zone;
+    char zone[SYS_ZONES][32];     /* type of the thermal zone */
+    int64_t milli_c[SYS_ZONES];   /* its temperature in 1/1000 °C */
+    int has_throttled;            /* Raspberry Pi firmware: get_throttled */
+    uint32_t throttled;           /* its bits */
+    int has_throttle_count;       /* x86: thermal_throttle */
+    uint64_t throttle_count;      /* events since boot, all cores */
+    double load1;                 /* one-minute load average; < 0 = unknown */
+};
+void sys_machine(struct sys_machine *m); /* opens files: call outside of timing */
+
+#endif

@@ -1,0 +1,245 @@
+/* forward.c — see forward.h. One pre-norm transformer with the features of
+ * docs/format.md; what a family lacks is a NULL pointer or a scale of 1. */
+#include "model/forward.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/os.h"
+
+void cb_rows_run(struct cb_chunk *c, cb_pool_fn *fn)
+{
+    if (c->n > 1)
+        cb_pool_run(&c->e->pool, fn, c);
+    else
+        fn(c, 0, 1);
+}
+
+/* ---- once --------------------------------------------------------------- */
+
+static uint32_t ffn_in_wants(const struct cb_ffn *f)
+{
+    return cb_mat_wants(&f->gate) | cb_mat_wants(&f->up);
+}
+
+void cb_forward_prepare(struct cb_engine *e)
+{
+    const struct cb_manifest *m = &e->m;
+    for (uint32_t i = 0; i < m->rope_dim / 2; i++) {
+        double f = cb_pow_inv(m->rope_base, 2.0 * i, (double)m->rope_dim) * m->rope_scale;
+        e->w.inv_freq[i] = e->rope_freqs != NULL ? f / (double)e->rope_freqs[i] : f;
+    }
+    for (uint32_t il = 0; il < m->n_layer; il++) {
+        struct cb_layer *l = &e->layer[il];
+        l->in_wants = ffn_in_wants(&l->ffn) | ffn_in_wants(&l->shexp);
+        l->mid_wants = cb_mat_wants(&l->ffn.down) | cb_mat_wants(&l->shexp.down);
+        if (l->router.data == NULL)
+            continue;
+        for (uint32_t x = 0; x < m->n_expert; x++) {
+            const struct cb_ffn *f = cb_expert(&e->experts, il - m->n_dense_layer, x);
+            l->in_wants |= ffn_in_wants(f);
+            l->mid_wants |= cb_mat_wants(&f->down);
+        }
+    }
+}
+
+/* ---- the rows of a chunk between products ------------------------------- */
+
+static void embed(struct cb_chunk *c, const int32_t *tokens)
+{
+    struct cb_engine *e = c->e;
+    uint32_t n = e->m.n_embd, d = cb_pad_group(n), half = e->m.rope_dim / 2;
+    for (uint32_t t = 0; t < c->n; t++) {
+        uint32_t id = (uint32_t)tokens[t];
+        float *x = e->w.x + (size_t)t * d;
+        cb_dequant_row(e->token_embd.type,
+                       e->token_embd.data + id / CB_GROUP * e->token_embd.group_bytes,
+                       id % CB_GROUP, n, x);
+        if (e->m.embd_scale != 1.0f)
+            e->kern.scale(x, e->m.embd_scale, n);
+        for (uint32_t i = 0; i < half; i++)
+            cb_sincos((double)(e->pos + t) * e->w.inv_freq[i],
+                      &e->w.rope_sin[(size_t)t * cb_pad_group(half) + i],
+                      &e->w.rope_cos[(size_t)t * cb_pad_group(half) + i]);
+    }
+}
+
+/* w.xn = norm(w.x) for row t, and its quantised forms in w.in. */
+static void norm_row(struct cb_engine *e, uint64_t t, const float *weight, uint32_t wants)
+{
+    uint32_t n = e->m.n_embd, d = cb_pad_group(n);
+    e->kern.rmsnorm(e->w.xn + t * d, e->w.x + t * d, weight, n, e->m.norm_eps);
+    cb_acts_prepare(&e->w.in, &e->kern, wants, e->w.xn, d, n, t, t + 1);
+}
+
+/* x += resid_scale * branch; notes a row that is not finite any more. */
+static void add_branch(struct cb_chunk *c, uint64_t t, float *branch)
+{
+    struct cb_engine *e = c->e;
+    uint32_t n = e->m.n_embd, d = cb_pad_group(n);
+    float *x = e->w.x + t * d;
+    if (e->m.resid_scale != 1.0f)
+        e->kern.scale(branch, e->m.resid_scale, n);
+    e->kern.add(x, branch, n);
+    if (!isfinite(e->kern.dot(x, x, n)))
+        c->bad = (uint32_t)t + 1;
+}
+
+static void before_attention(void *arg, uint32_t thread, uint32_t n_threads)
+{
+    struct cb_chunk *c = arg;
+    const struct cb_layer *l = &c->e->layer[c->il];
+    uint64_t lo, hi;
+    cb_share(c->n, thread, n_threads, &lo, &hi);
+    for (uint64_t t = lo; t < hi; t++)
+        norm_row(c->e, t, l->attn_norm,
+                 cb_mat_wants(&l->q) | cb_mat_wants(&l->k) | cb_mat_wants(&l->v));
+}
+
+static void before_ffn(void *arg, uint32_t thread, uint32_t n_threads)
+{
+    struct cb_chunk *c = arg;
+    struct cb_engine *e = c->e;
+    const struct cb_layer *l = &e->layer[c->il];
+    uint32_t d = cb_pad_group(e->m.n_embd);
+    uint64_t lo, hi;
+    cb_share(c->n, thread, n_threads, &lo, &hi);
+    for (uint64_t t = lo; t < hi; t++) {
+        float *proj = e->w.proj + t * d;
+        if (l->o_bias != NULL)
+            e->kern.add(proj, l->o_bias, e->m.n_embd);
+        add_branch(c, t, proj);
+        norm_row(e, t, l->ffn_norm, l->in_wants);
+    }
+}
+
+static void after_ffn(void *arg, uint32_t thread, uint32_t n_threads)
+{
+    struct cb_chunk *c = arg;
+    uint32_t d = cb_pad_group(c->e->m.n_embd);
+    uint64_t lo, hi;
+    cb_share(c->n, thread, n_threads, &lo, &hi);
+    for (uint64_t t = lo; t < hi; t++) {
+        float *proj = c->e->w.proj + t * d;
+        cb_ffn_combine(c, (uint32_t)t, proj);
+        add_branch(c, t, proj);
+    }
+}
+
+static void input_is_xn(struct cb_engine *e)
+{
+    e->w.in.f32 = e->w.xn;
+    e->w.in.stride = cb_pad_group(e->m.n_embd);
+}
+
+/* ---- chunks ------------------------------------------------------------- */
+
+static int not_finite(const struct cb_chunk *c, const char *where, struct cb_err *err)
+{
+    return cb_fail(err, CB_ENUMERIC, "layer %u: %s is not a finite number (position %u)", c->il,
+                   where, c->e->pos + (c->bad > 0 ? c->bad - 1 : 0));
+}
+
+static int run_layers(struct cb_chunk *c, int32_t *experts, uint64_t layer_stride,
+                      struct cb_err *err)
+{
+    struct cb_engine *e = c->e;
+    uint32_t K = e->m.n_used;
+    for (c->il = 0; c->il < e->m.n_layer; c->il++) {
+        input_is_xn(e);
+        cb_rows_run(c, before_attention);
+        cb_attention(c);
+        input_is_xn(e);
+        cb_rows_run(c, before_ffn);
+        if (c->bad != 0)
+            return not_finite(c, "the attention output", err);
+        if (cb_ffn_layer(c) != 0)
+            return not_finite(c, "a router logit", err);
+        cb_rows_run(c, after_ffn);
+        if (c->bad != 0)
+            return not_finite(c, "the FFN output", err);
+        if (experts != NULL && c->il >= e->m.n_dense_layer && e->m.n_expert > 0)
+            memcpy(experts + (c->il - e->m.n_dense_layer) * layer_stride, e->w.chosen,
+                   (size_t)c->n * K * sizeof *experts);
+    }
+    return 0;
+}
+
+/* Logits of rows [from, from + n), n <= CB_LOGIT_TILE, into w.logits. */
+static void head_rows(struct cb_engine *e, uint32_t from, uint32_t n)
+{
+    struct cb_work *w = &e->w;
+    uint32_t d = cb_pad_group(e->m.n_embd), V = cb_pad_group(e->m.n_vocab);
+    struct cb_acts in = w->in;
+    input_is_xn(e);
+    for (uint32_t t = from; t < from + n; t++)
+        norm_row(e, t, e->output_norm, cb_mat_wants(&e->output));
+    in.f32 = w->xn + (size_t)from * d;
+    in.stride = d;
+    in.q8_0 += from * in.q8_0_bytes;
+    in.q8_k += from * in.q8_k_bytes;
+    const struct cb_product p = {&e->output, w->logits, V};
+    cb_products(&e->pool, &e->kern, &in, n, &p, 1);
+    for (uint32_t i = 0; i < n && e->m.logit_scale != 1.0f; i++)
+        e->kern.scale(w->logits + (size_t)i * V, 1.0f / e->m.logit_scale, e->m.n_vocab);
+    w->last_logits = w->logits + (size_t)(n - 1) * V;
+}
+
+static void chunk_logits(struct cb_chunk *c, uint32_t done, int last, cb_logits_fn *fn, void *ud)
+{
+    struct cb_engine *e = c->e;
+    uint32_t V = cb_pad_group(e->m.n_vocab);
+    if (fn == NULL) {
+        if (last)
+            head_rows(e, c->n - 1, 1);
+        return;
+    }
+    for (uint32_t t = 0; t < c->n; t += CB_LOGIT_TILE) {
+        uint32_t n = c->n - t < CB_LOGIT_TILE ? c->n - t : CB_LOGIT_TILE;
+        head_rows(e, t, n);
+        for (uint32_t i = 0; i < n; i++)
+            fn(ud, done + t + i, e->w.logits + (size_t)i * V);
+    }
+}
+
+static int check_tokens(const struct cb_engine *e, const int32_t *tokens, uint32_t n,
+                        struct cb_err *err)
+{
+    if (n == 0)
+        return cb_fail(err, CB_EINVAL, "no tokens to run");
+    if (n > e->opt.ctx - e->pos)
+        return cb_fail(err, CB_ECONTEXT,
+                       "%u tokens at position %u do not fit in the context of %u", n, e->pos,
+                       e->opt.ctx);
+    for (uint32_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= e->m.n_vocab)
+            return cb_fail(err, CB_EINVAL, "token %u is %d, outside the vocabulary of %u", i,
+                           tokens[i], e->m.n_vocab);
+    return 0;
+}
+
+int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits_fn *fn, void *ud,
+               int32_t *experts, struct cb_err *err)
+{
+    int rc = check_tokens(e, tokens, n, err);
+    if (rc != 0)
+        return rc;
+    uint64_t start = cb_os_now_ns();
+    uint32_t K = e->m.n_used;
+    memset(e->route_ns, 0, e->experts.n_layer * sizeof *e->route_ns);
+    for (uint32_t done = 0; done < n;) {
+        struct cb_chunk c = {e, n - done < e->opt.batch ? n - done : e->opt.batch, 0, 0};
+        embed(&c, tokens + done);
+        rc = run_layers(&c, experts != NULL ? experts + (uint64_t)done * K : NULL,
+                        (uint64_t)n * K, err);
+        if (rc != 0)
+            return rc;
+        chunk_logits(&c, done, done + c.n == n, fn, ud);
+        done += c.n;
+        e->pos += c.n;
+    }
+    uint64_t ns = cb_os_now_ns() - start;
+    *(n > 1 ? &e->counters.ns_prefill : &e->counters.ns_decode) += ns;
+    *(n > 1 ? &e->counters.tokens_prefill : &e->counters.tokens_decode) += n;
+    return 0;
+}

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../text/text.h"
+#include "text/text.h"
 
 static void quoted(FILE *f, const char *text, size_t n)
 {

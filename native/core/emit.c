@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "../text/text.h"
+#include "text/text.h"
 
 int cb_emit_init(struct cb_emit *m, const char *const *stop, uint32_t n_stop, struct cb_err *err)
 {

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 void cb_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_t out[4])
 {

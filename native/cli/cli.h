@@ -1,0 +1,76 @@
+/* cli.h — what the verbs of the `colibri` tool share. */
+#ifndef CLI_CLI_H
+#define CLI_CLI_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "args.h"
+#include "colibri.h"
+#include "jsonout.h"
+
+enum cli_exit {
+    EXIT_OK = 0,
+    EXIT_RUNTIME = 1,
+    EXIT_USAGE = 2,
+    EXIT_MODEL = 3,
+    EXIT_BUDGET = 4,
+    EXIT_GOLDEN = 5,
+    EXIT_INTERRUPTED = 130
+};
+int cli_exit_status(int code); /* of an enum cb_code */
+
+/* Every verb gets the words after its name and returns an exit status. */
+typedef int cli_verb_fn(int argc, char **argv);
+cli_verb_fn verb_run, verb_check, verb_logits, verb_tokenize, verb_selftest, verb_bench, verb_plan,
+    verb_probe, verb_version;
+
+extern uint64_t cli_start_ns; /* when main() began */
+
+#define CLI_ARGS_MAX 40
+/* One verb's options as they are put together. */
+struct cli_args {
+    const char *verb, *summary;
+    struct arg arg[CLI_ARGS_MAX];
+    size_t n;
+    int json; /* --json was given */
+    int help;
+};
+void cli_args_begin(struct cli_args *a, const char *verb, const char *summary);
+void cli_args_add(struct cli_args *a, const struct arg *rows, size_t n);
+/* Adds --json and --help, parses. *status is the exit status when it returns
+ * non-zero: help was printed (0) or the words were wrong (2). */
+int cli_args_finish(struct cli_args *a, int argc, char **argv, int *status);
+
+/* Reports an error on stderr, and on stdout as {"error": …} under --json.
+ * Returns the exit status. */
+int cli_error(const struct cli_args *a, const struct cb_err *err);
+
+/* The engine options that verbs share: --model, --ctx, --threads … */
+struct cli_model {
+    struct cb_options opt;
+    uint32_t kv;
+    int lock, over_budget;
+};
+void cli_model_args(struct cli_args *a, struct cli_model *m);
+/* Checks --model and --isa, copies the flags to m->opt. */
+int cli_model_check(struct cli_model *m, struct cb_err *err);
+/* "scalar" … of a build that has it; CB_EINVAL names those that it has. */
+int cli_isa_check(const char *isa, struct cb_err *err);
+
+/* Runs the golden and compares it with the manifest's; hex gets the hash that
+ * came out. CB_EGOLDEN with both hashes when they differ or none is promised. */
+int cli_golden(struct cb_engine *e, char hex[65], uint64_t *ns, struct cb_err *err);
+
+void cli_print_ledger(FILE *f, const struct cb_ledger *l);
+void cli_print_start(FILE *f, const struct cb_engine *e); /* model, experts, memory */
+void cli_json_ledger(struct json *j, const char *key, const struct cb_ledger *l);
+void cli_json_model(struct json *j, const struct cb_info *i);
+const char *cli_finish_name(int finish);
+const char *cli_size(uint64_t bytes, char buf[32]); /* "512.0 MiB" */
+double cli_per_second(uint64_t n, uint64_t ns);
+
+/* Token i of the fixed sequence that the golden, bench and probe use. */
+int32_t cli_fixed_token(uint32_t i, uint32_t n_vocab);
+
+#endif

@@ -1,8 +1,10 @@
 /* attn.c — one query head against one KV head [n_pos][hd] (AVX2; determinism.md §4). */
 #include "lanes.h"
 
-CB_DEFINE_DOTS(f32, float, cb_widen_f32_avx2)
-CB_DEFINE_DOTS(f16, uint16_t, cb_widen_f16_avx2)
+CB_DEFINE_DOT1(f32, float, cb_widen_f32_avx2)
+CB_DEFINE_DOT2(f32, float, cb_widen_f32_avx2)
+CB_DEFINE_DOT1(f16, uint16_t, cb_widen_f16_avx2)
+CB_DEFINE_DOT2(f16, uint16_t, cb_widen_f16_avx2)
 
 #define CB_DEFINE_SCORE(name, type)                                                         \
     void cb_attn_score_##name##_avx2(float *s, const float *q, const type *k, size_t n_pos, \

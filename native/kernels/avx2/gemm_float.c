@@ -1,9 +1,9 @@
 /* gemm_float.c — y = dot(row, x) for row-major F32, F16 and BF16 (AVX2; determinism.md §2). */
 #include "lanes.h"
 
-CB_DEFINE_DOTS(f32, float, cb_widen_f32_avx2)
-CB_DEFINE_DOTS(f16, uint16_t, cb_widen_f16_avx2)
-CB_DEFINE_DOTS(bf16, uint16_t, cb_widen_bf16_avx2)
+CB_DEFINE_DOT2(f32, float, cb_widen_f32_avx2)
+CB_DEFINE_DOT2(f16, uint16_t, cb_widen_f16_avx2)
+CB_DEFINE_DOT2(bf16, uint16_t, cb_widen_bf16_avx2)
 
 /* Two rows at a time for all tokens: the rows stay in the first-level cache. */
 #define CB_DEFINE_FLOAT_GEMM(name, type)                                                   \

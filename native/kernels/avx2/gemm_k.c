@@ -86,13 +86,18 @@ CB_INLINE __m256i cb_scaled_avx2(__m256i s, __m256i sum, __m256i sc)
     return _mm256_add_epi32(s, _mm256_madd_epi16(sum, sc));
 }
 
-CB_INLINE void cb_q4_k_step_avx2(__m256i v, const int8_t *const *q, size_t at, __m256i *lo,
-                                 __m256i *hi, const int T)
-{
-    const __m256i wl = cb_lo4_avx2(v), wh = cb_hi4_avx2(v);
-    CB_EACH(T, lo[t] = cb_mac_avx2(lo[t], wl, q[t] + at));
-    CB_EACH(T, hi[t] = cb_mac_avx2(hi[t], wh, q[t] + at + 32));
-}
+/* 16 weights of each row (the low or high nibbles of one chunk) times every token. */
+#define CB_K_STEPS(W, at)                                                  \
+    do {                                                                   \
+        const __m256i w0 = W(0);                                           \
+        CB_EACH(T, sum[t] = cb_mac_avx2(sum[t], w0, q[t] + (at)));         \
+        const __m256i w1 = W(1);                                           \
+        CB_EACH(T, sum[t] = cb_mac_avx2(sum[t], w1, q[t] + (at) + 4));     \
+        const __m256i w2 = W(2);                                           \
+        CB_EACH(T, sum[t] = cb_mac_avx2(sum[t], w2, q[t] + (at) + 8));     \
+        const __m256i w3 = W(3);                                           \
+        CB_EACH(T, sum[t] = cb_mac_avx2(sum[t], w3, q[t] + (at) + 12));    \
+    } while (0)
 
 CB_INLINE void cb_q4_k_tile_avx2(float *const *y, const void *const *x, size_t row,
                                  const uint8_t *w, size_t n_blocks, const int T)
@@ -108,21 +113,26 @@ CB_INLINE void cb_q4_k_tile_avx2(float *const *y, const void *const *x, size_t r
         cb_scales_avx2(w + CB_AT_SCALES, &f);
         CB_EACH(T, q[t] = a[t][b].q; s[t] = _mm256_setzero_si256());
         for (size_t i = 0; i < 4; i++) {
-            __m256i v[4], lo[CB_TILE], hi[CB_TILE];
             const uint8_t *qs = w + CB_AT_FIELDS + 256 * i;
-            CB_EACH(T, lo[t] = _mm256_setzero_si256(); hi[t] = _mm256_setzero_si256());
+            __m256i v[8], sum[CB_TILE];
             cb_transpose_avx2(qs, v);
-            cb_q4_k_step_avx2(v[0], q, 64 * i, lo, hi, T);
-            cb_q4_k_step_avx2(v[1], q, 64 * i + 4, lo, hi, T);
-            cb_q4_k_step_avx2(v[2], q, 64 * i + 8, lo, hi, T);
-            cb_q4_k_step_avx2(v[3], q, 64 * i + 12, lo, hi, T);
-            cb_transpose_avx2(qs + 128, v);
-            cb_q4_k_step_avx2(v[0], q, 64 * i + 16, lo, hi, T);
-            cb_q4_k_step_avx2(v[1], q, 64 * i + 20, lo, hi, T);
-            cb_q4_k_step_avx2(v[2], q, 64 * i + 24, lo, hi, T);
-            cb_q4_k_step_avx2(v[3], q, 64 * i + 28, lo, hi, T);
-            CB_EACH(T, s[t] = cb_scaled_avx2(s[t], lo[t], f.sc[2 * i]));
-            CB_EACH(T, s[t] = cb_scaled_avx2(s[t], hi[t], f.sc[2 * i + 1]));
+            cb_transpose_avx2(qs + 128, v + 4);
+#define CB_LOW0(k) cb_lo4_avx2(v[k])
+#define CB_LOW1(k) cb_lo4_avx2(v[4 + (k)])
+#define CB_HIGH0(k) cb_hi4_avx2(v[k])
+#define CB_HIGH1(k) cb_hi4_avx2(v[4 + (k)])
+            CB_EACH(T, sum[t] = _mm256_setzero_si256());
+            CB_K_STEPS(CB_LOW0, 64 * i);
+            CB_K_STEPS(CB_LOW1, 64 * i + 16);
+            CB_EACH(T, s[t] = cb_scaled_avx2(s[t], sum[t], f.sc[2 * i]));
+            CB_EACH(T, sum[t] = _mm256_setzero_si256());
+            CB_K_STEPS(CB_HIGH0, 64 * i + 32);
+            CB_K_STEPS(CB_HIGH1, 64 * i + 48);
+            CB_EACH(T, s[t] = cb_scaled_avx2(s[t], sum[t], f.sc[2 * i + 1]));
+#undef CB_LOW0
+#undef CB_LOW1
+#undef CB_HIGH0
+#undef CB_HIGH1
         }
         CB_EACH(T, acc[t] = cb_combine_k_avx2(acc[t], d, dmin, a[t][b].d, s[t],
                                               cb_mins_avx2(f.m, a[t][b].bsum)));
@@ -130,35 +140,31 @@ CB_INLINE void cb_q4_k_tile_avx2(float *const *y, const void *const *x, size_t r
     CB_EACH(T, cb_store_rows_avx2(y[t] + row, acc[t]));
 }
 
-/* h: fifth bits of the four weights of each row, one bit a sub-block; lo_bit, hi_bit: masks for
- * this pair of sub-blocks, above bit 3, so that min(·, 16) moves the bit to its place. */
-CB_INLINE void cb_q5_k_step_avx2(__m256i v, __m256i h, __m256i lo_bit, __m256i hi_bit,
-                                 const int8_t *const *q, size_t at, __m256i *lo, __m256i *hi,
-                                 const int T)
+/* h: fifth bits of four weights of each row, one bit a sub-block; bit: the mask of this sub-block,
+ * above bit 3, so that min(·, 16) moves the bit to its place. */
+CB_INLINE __m256i cb_join5_avx2(__m256i nibbles, __m256i h, __m256i bit)
 {
-    const __m256i sixteen = _mm256_set1_epi8(16);
-    const __m256i wl = _mm256_or_si256(
-        cb_lo4_avx2(v), _mm256_min_epu8(_mm256_and_si256(h, lo_bit), sixteen));
-    const __m256i wh = _mm256_or_si256(
-        cb_hi4_avx2(v), _mm256_min_epu8(_mm256_and_si256(h, hi_bit), sixteen));
-    CB_EACH(T, lo[t] = cb_mac_avx2(lo[t], wl, q[t] + at));
-    CB_EACH(T, hi[t] = cb_mac_avx2(hi[t], wh, q[t] + at + 32));
+    const __m256i b = _mm256_min_epu8(_mm256_and_si256(h, bit), _mm256_set1_epi8(16));
+    return _mm256_or_si256(nibbles, b);
 }
 
-/* One 16-byte chunk: half of the sub-blocks 2i and 2i+1. */
-CB_INLINE void cb_q5_k_half_avx2(const uint8_t *qs, const __m256i h[4], __m256i lo_bit,
-                                 __m256i hi_bit, const int8_t *const *q, size_t at,
-                                 const __m256i sc[2], __m256i *s, const int T)
+/* One 16-byte chunk: half of the sub-blocks 2i (low nibbles) and 2i+1 (high). */
+CB_INLINE void cb_q5_k_half_avx2(const uint8_t *qs, const __m256i h[4], __m256i bit,
+                                 const int8_t *const *q, size_t at, const __m256i sc[2],
+                                 __m256i *s, const int T)
 {
-    __m256i v[4], lo[CB_TILE], hi[CB_TILE];
-    CB_EACH(T, lo[t] = _mm256_setzero_si256(); hi[t] = _mm256_setzero_si256());
+    __m256i v[4], sum[CB_TILE];
     cb_transpose_avx2(qs, v);
-    cb_q5_k_step_avx2(v[0], h[0], lo_bit, hi_bit, q, at, lo, hi, T);
-    cb_q5_k_step_avx2(v[1], h[1], lo_bit, hi_bit, q, at + 4, lo, hi, T);
-    cb_q5_k_step_avx2(v[2], h[2], lo_bit, hi_bit, q, at + 8, lo, hi, T);
-    cb_q5_k_step_avx2(v[3], h[3], lo_bit, hi_bit, q, at + 12, lo, hi, T);
-    CB_EACH(T, s[t] = cb_scaled_avx2(s[t], lo[t], sc[0]));
-    CB_EACH(T, s[t] = cb_scaled_avx2(s[t], hi[t], sc[1]));
+#define CB_LOW(k) cb_join5_avx2(cb_lo4_avx2(v[k]), h[k], bit)
+#define CB_HIGH(k) cb_join5_avx2(cb_hi4_avx2(v[k]), h[k], _mm256_add_epi8(bit, bit))
+    CB_EACH(T, sum[t] = _mm256_setzero_si256());
+    CB_K_STEPS(CB_LOW, at);
+    CB_EACH(T, s[t] = cb_scaled_avx2(s[t], sum[t], sc[0]));
+    CB_EACH(T, sum[t] = _mm256_setzero_si256());
+    CB_K_STEPS(CB_HIGH, at + 32);
+    CB_EACH(T, s[t] = cb_scaled_avx2(s[t], sum[t], sc[1]));
+#undef CB_LOW
+#undef CB_HIGH
 }
 
 CB_INLINE void cb_q5_k_tile_avx2(float *const *y, const void *const *x, size_t row,
@@ -181,11 +187,10 @@ CB_INLINE void cb_q5_k_tile_avx2(float *const *y, const void *const *x, size_t r
         CB_EACH(T, q[t] = a[t][b].q; s[t] = _mm256_setzero_si256());
         for (size_t i = 0; i < 4; i++) {
             const uint8_t *qs = w + CB_AT_FIELDS + 256 + 256 * i;
-            const __m256i lo_bit = _mm256_set1_epi8((i & 1) != 0 ? 0x40 : 0x10);
-            const __m256i hi_bit = _mm256_add_epi8(lo_bit, lo_bit);
+            const __m256i bit = _mm256_set1_epi8((i & 1) != 0 ? 0x40 : 0x10);
             const __m256i *hb = h[i / 2];
-            cb_q5_k_half_avx2(qs, hb, lo_bit, hi_bit, q, 64 * i, f.sc + 2 * i, s, T);
-            cb_q5_k_half_avx2(qs + 128, hb + 4, lo_bit, hi_bit, q, 64 * i + 16, f.sc + 2 * i, s, T);
+            cb_q5_k_half_avx2(qs, hb, bit, q, 64 * i, f.sc + 2 * i, s, T);
+            cb_q5_k_half_avx2(qs + 128, hb + 4, bit, q, 64 * i + 16, f.sc + 2 * i, s, T);
         }
         CB_EACH(T, acc[t] = cb_combine_k_avx2(acc[t], d, dmin, a[t][b].d, s[t],
                                               cb_mins_avx2(f.m, a[t][b].bsum)));

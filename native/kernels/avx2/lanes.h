@@ -81,9 +81,8 @@ CB_INLINE void cb_load32_avx2(const float *p, __m256 v[4])
     v[3] = _mm256_loadu_ps(p + 24);
 }
 
-/* Defines cb_dot1_NAME and cb_dot2_NAME: one row, or two neighbours (a and a + stride; eight
- * chains hide the latency of fma), times x[n]. */
-#define CB_DEFINE_DOTS(name, type, widen)                                                        \
+/* Defines cb_dot1_NAME: the row a[n] times x[n]. */
+#define CB_DEFINE_DOT1(name, type, widen)                                                        \
     CB_INLINE float cb_dot1_##name##_avx2(const type *a, const float *x, size_t n)               \
     {                                                                                            \
         struct cb_lanes_avx2 l = cb_lanes_zero_avx2();                                           \
@@ -97,7 +96,11 @@ CB_INLINE void cb_load32_avx2(const float *p, __m256 v[4])
             CB_LANES_TAIL(widen, type, &l, a + i, x + i, n - i);                                 \
         }                                                                                        \
         return cb_lanes_reduce_avx2(&l);                                                         \
-    }                                                                                            \
+    }
+
+/* Defines cb_dot2_NAME: the rows a[n] and a[stride …] times x[n]. Eight chains hide the latency
+ * of fma. */
+#define CB_DEFINE_DOT2(name, type, widen)                                                        \
     CB_INLINE void cb_dot2_##name##_avx2(const type *a, size_t stride, const float *x, size_t n, \
                                          float out[2])                                           \
     {                                                                                            \

@@ -3,7 +3,7 @@
 
 #include "lanes.h"
 
-CB_DEFINE_DOTS(f32, float, cb_widen_f32_avx2)
+CB_DEFINE_DOT1(f32, float, cb_widen_f32_avx2)
 
 /* y[i] = f(i) for whole vectors, then the rest by `one`. */
 #define CB_MAP(n, vec, one)                      \

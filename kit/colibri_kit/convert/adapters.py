@@ -122,23 +122,25 @@ def clean_name(text: str) -> str:
 
 def _geometry(hp: HParams, family: Family, claims: _Claims) -> Geometry:
     n_embd = hp.integer("embedding_length", high=1 << 20)
-    n_head = hp.integer("attention.head_count", high=1 << 16)
-    n_head_kv = hp.integer("attention.head_count_kv", n_head, high=1 << 16)
+    n_head = hp.integer("attention.head_count", high=1025)
+    n_head_kv = hp.integer("attention.head_count_kv", n_head, high=1025)
     if n_head % n_head_kv:
         hp.fail("attention.head_count_kv", f"{n_head_kv} does not divide the {n_head} heads")
-    head_dim = hp.integer("attention.key_length", n_embd // n_head, high=1 << 16)
-    value_dim = hp.integer("attention.value_length", n_embd // n_head, high=1 << 16)
+    head_dim = hp.integer("attention.key_length", n_embd // n_head, high=4097)
+    value_dim = hp.integer("attention.value_length", n_embd // n_head, high=4097)
     if value_dim != head_dim:
         hp.fail("attention.value_length", f"{value_dim} differs from key_length {head_dim}: not supported")
-    rope_dim = hp.integer("rope.dimension_count", head_dim, high=1 << 16)
+    if head_dim < 1:
+        hp.fail("attention.head_count", f"{n_head} heads do not fit {n_embd} columns")
+    rope_dim = hp.integer("rope.dimension_count", head_dim, high=4097)
     if rope_dim % 2 or rope_dim > head_dim:
         hp.fail("rope.dimension_count", f"{rope_dim} is odd or above the head's {head_dim}")
-    n_expert = hp.integer("expert_count", 0, low=0, high=1 << 12)
+    n_expert = hp.integer("expert_count", 0, low=0, high=1025)
     if n_expert == 0 and family.moe == "always":
         hp.fail("expert_count", f"is missing or 0; {hp.arch} is always a Mixture of Experts")
     if n_expert == 1:
         hp.fail("expert_count", "is 1: a dense model in disguise, not supported")
-    used = hp.integer("expert_used_count", 0 if n_expert == 0 else None, low=0, high=1 << 12)
+    used = hp.integer("expert_used_count", 0 if n_expert == 0 else None, low=0, high=65)
     if n_expert and not 1 <= used <= n_expert:
         hp.fail("expert_used_count", f"{used} of {n_expert} experts")
     n_ff = hp.integer("feed_forward_length", 0 if family.expert_ff == "own" else None, low=0, high=1 << 24)
@@ -153,7 +155,7 @@ def _geometry(hp: HParams, family: Family, claims: _Claims) -> Geometry:
         shexp = hp.integer(key, n_ff if family.shared == "gated" else 0, low=0, high=1 << 24)
     embd = claims.look("token_embd.weight")
     return Geometry(
-        n_layer=hp.integer("block_count", high=1 << 12),
+        n_layer=hp.integer("block_count", high=513),
         n_embd=n_embd,
         n_head=n_head,
         n_head_kv=n_head_kv,
@@ -165,7 +167,7 @@ def _geometry(hp: HParams, family: Family, claims: _Claims) -> Geometry:
         n_expert_ff=expert_ff,
         n_shexp_ff=shexp,
         n_dense_layer=0,
-        ctx_train=hp.integer("context_length"),
+        ctx_train=hp.integer("context_length", high=1 << 30),
         rope_dim=rope_dim,
     )
 

@@ -130,7 +130,8 @@ def parse(text: str, file: str) -> Document:
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         where = builder.at(mark) if mark is not None else f"{file}:1:1"
-        raise _fail([f"{where}: {err.problem or err.context}"], file) from err
+        what = ", ".join(filter(None, (err.context, err.problem)))
+        raise _fail([f"{where}: {what}"], file) from err
     except yaml.YAMLError as err:
         raise _fail([f"{file}:1:1: {err}"], file) from err
     except RecursionError as err:

@@ -1,6 +1,6 @@
 /* crc32c_table.h — slicing-by-8 tables for CRC32C, polynomial 0x82F63B78 (reflected).
  * T[0][n] is n shifted through 8 bits; T[k][n] = (T[k-1][n] >> 8) ^ T[0][T[k-1][n] & 255].
- * tests/unit/test_kernels.py computes the checksum bit by bit and compares. */
+ * tests/unit/test_kernel_math.py computes the checksum bit by bit and compares. */
 #ifndef CB_CRC32C_TABLE_H
 #define CB_CRC32C_TABLE_H
 

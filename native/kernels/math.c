@@ -2,7 +2,7 @@
  *
  * cb_expf is determinism.md §4 to the letter. The others work in binary64 with
  * + - * / and integer operations on the exponent only: no fma, no libm. Their
- * error bounds are measured by tests/unit/test_kernels.py against 50-digit arithmetic.
+ * error bounds are measured by tests/unit/test_kernel_math.py against 50-digit arithmetic.
  */
 #include <math.h>
 

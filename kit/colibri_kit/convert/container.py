@@ -5,7 +5,7 @@ FormatError with file and offset. Nothing here opens a file. A file is
 
     header (64) | directory | zeros up to the payload offset | payload
 
-and each kind has its own directory entry. The tokenizer's directory is opaque here.
+and each kind has its own directory entry.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ KIND_NAMES = {KIND_TOKENIZER: "tokenizer", KIND_DENSE: "dense", KIND_EXPERTS: "e
 HEADER_BYTES = 64
 DENSE_ENTRY_BYTES = 96
 EXPERT_ENTRY_BYTES = 128
+SECTION_ENTRY_BYTES = 32  # tokenizer (docs/tokenizer.md)
+ENTRY_BYTES = {
+    KIND_TOKENIZER: SECTION_ENTRY_BYTES,
+    KIND_DENSE: DENSE_ENTRY_BYTES,
+    KIND_EXPERTS: EXPERT_ENTRY_BYTES,
+}
 GROUP = 8  # rows of a weight group
 TENSOR_ALIGN = 64
 RECORD_ALIGN = 16 * 1024
@@ -39,6 +45,7 @@ _HEADER = struct.Struct("<4sHHIIQQQ16sI")  # 60 bytes; the header's own CRC foll
 _DENSE = struct.Struct("<48sIIIIQQIIII")
 _RECORD = struct.Struct("<IIQQII")
 _PART = struct.Struct("<IIIIQQ")
+_SECTION = struct.Struct("<IIQQII")
 _MAX_ENTRIES = 1 << 20
 _U63 = 1 << 63
 
@@ -129,6 +136,17 @@ class ExpertEntry:
     size: int
     crc: int
     parts: tuple[Part, Part, Part]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of tokenizer.coli; ``offset`` counts from the start of the file."""
+
+    number: int
+    count: int
+    offset: int
+    size: int
+    crc: int
 
 
 # ---- packing ---------------------------------------------------------------
@@ -239,8 +257,7 @@ def parse_header(data: bytes, file: str, file_bytes: int, *, crc: Crc = crc32c) 
             f"the payload ends at {start + size}, but the file has {file_bytes} bytes: "
             + ("truncated" if start + size > file_bytes else "bytes were appended"),
         )
-    entry_bytes = {KIND_DENSE: DENSE_ENTRY_BYTES, KIND_EXPERTS: EXPERT_ENTRY_BYTES}.get(kind, 0)
-    if start < HEADER_BYTES + entries * entry_bytes:
+    if start < HEADER_BYTES + entries * ENTRY_BYTES[kind]:
         raise _bad(file, 24, f"a payload at {start} overlaps the directory of {entries} entries")
     return Header(kind, index, entries, start, size, model_id, dir_crc)
 
@@ -311,6 +328,19 @@ def parse_experts(directory: bytes, header: Header, file: str) -> list[ExpertEnt
             parts.append(part)
         last, end = (layer, expert), offset + size
         out.append(ExpertEntry(layer, expert, offset, size, crc, (parts[0], parts[1], parts[2])))
+    return out
+
+
+def parse_sections(directory: bytes, header: Header, file: str) -> list[Section]:
+    """The sections of tokenizer.coli; checks that they lie in the payload, in order."""
+    out: list[Section] = []
+    end = header.payload_offset
+    for i, at in enumerate(_entries(directory, header, file, SECTION_ENTRY_BYTES)):
+        number, count, offset, size, crc, _ = _SECTION.unpack_from(directory, i * SECTION_ENTRY_BYTES)
+        if offset < end or offset + size > header.file_bytes:
+            raise _bad(file, at + 8, f"section {number}: bytes {offset}…{offset + size} are misplaced")
+        end = offset + size
+        out.append(Section(number, count, offset, size, crc))
     return out
 
 

@@ -42,7 +42,7 @@ const char *args_nearest(const char *word, const char *const *candidates, size_t
         size_t len = strlen(candidates[i]);
         if (len > 4 && strlen(word) > 4 && strncmp(word, candidates[i], strlen(word)) == 0)
             d = 1; /* a cut-off name: --temp for --temperature */
-        if (d < least && d * 2 < len) {
+        if (d < least && d * 2 < len + 2) {
             least = d;
             best = candidates[i];
         }

@@ -90,6 +90,19 @@ int cli_isa_check(const char *isa, struct cb_err *err)
     return cb_fail(err, CB_EINVAL, "--isa %.20s: this build has %s", isa, list);
 }
 
+/* A missing folder is a bad model, not a failing disk: exit status 3. */
+static int manifest_there(const char *dir, struct cb_err *err)
+{
+    char path[1024];
+    struct cb_os_file f;
+    if (snprintf(path, sizeof path, "%s/manifest.json", dir) >= (int)sizeof path)
+        return cb_fail(err, CB_EINVAL, "--model: the path is too long");
+    if (cb_os_open(&f, path, NULL) < 0)
+        return cb_fail(err, CB_EFORMAT, "%.180s is not a model: it has no readable manifest.json", dir);
+    cb_os_close(&f);
+    return CB_OK;
+}
+
 int cli_model_check(struct cli_model *m, struct cb_err *err)
 {
     if (m->opt.model_dir == NULL || m->opt.model_dir[0] == '\0')
@@ -97,7 +110,8 @@ int cli_model_check(struct cli_model *m, struct cb_err *err)
     m->opt.kv_type = m->kv;
     m->opt.lock = (uint32_t)m->lock;
     m->opt.over_budget = (uint32_t)m->over_budget;
-    return cli_isa_check(m->opt.isa, err);
+    int rc = cli_isa_check(m->opt.isa, err);
+    return rc < 0 ? rc : manifest_there(m->opt.model_dir, err);
 }
 
 int cli_golden(struct cb_engine *e, char hex[65], uint64_t *ns, struct cb_err *err)

@@ -58,7 +58,9 @@ def _prototypes(header: str, names: tuple[str, ...]) -> str:
 def _cdef(native: Path) -> str:
     parts = [declarations((native / "include" / "colibri.h").read_text())]
     parts.append(_prototypes((native / "kernels" / "kernels.h").read_text(), ("cb_crc32c",)))
-    parts.append(_prototypes((native / "quant" / "quant.h").read_text(), QUANT_NAMES))
+    quant = native / "quant" / "quant.h"
+    if quant.is_file():
+        parts.append(_prototypes(quant.read_text(), QUANT_NAMES))
     return "\n".join(parts)
 
 

@@ -19,8 +19,8 @@ from colibri_kit.config.board import Board
 from colibri_kit.errors import BuildError
 from colibri_kit.toolchain import elf, pe, scan
 from colibri_kit.toolchain.objects import compile_units, publish, scratch
-from colibri_kit.toolchain.sources import CLI, ENGINE, Unit, plan_units
-from colibri_kit.toolchain.zig import cc, zig_version
+from colibri_kit.toolchain.sources import CLI, ENGINE, Unit, plan_units, present_kernels
+from colibri_kit.toolchain.zig import link, zig_version
 
 #: Above this an aarch64 binary gets a warning: it must fit beside a model on small flash.
 SIZE_AIM_BYTES = 400_000
@@ -72,15 +72,15 @@ def plan_engine(board: Board, native: Path | None = None) -> EnginePlan:
         ENGINE + CLI,
         target=board.target,
         mcpu=board.mcpu,
-        kernels=board.kernels,
+        kernels=present_kernels(native, board.kernels),
         extra=(),
         version=version,
     )
-    link = ("-target", board.target, f"-mcpu={board.mcpu}", "-O3", "-static", "-Wl,--gc-sections")
+    flags = ("-target", board.target, f"-mcpu={board.mcpu}", "-O3", "-static", "-Wl,--gc-sections")
     digest = hashlib.sha256()
-    for part in (version, *link, *sorted(board.isa), *(u.key for u in units)):
+    for part in (version, *flags, *sorted(board.isa), *(u.key for u in units)):
         digest.update(part.encode() + b"\0")
-    return EnginePlan(board, native, tuple(units), link, digest.hexdigest()[:40])
+    return EnginePlan(board, native, tuple(units), flags, digest.hexdigest()[:40])
 
 
 def build_engine(
@@ -128,7 +128,7 @@ def build_engine(
         build_id=plan.build_id,
         target=board.target,
         mcpu=board.mcpu,
-        kernels=("scalar", *board.kernels),
+        kernels=("scalar", *present_kernels(plan.native, board.kernels)),
         cached=cached,
         warnings=tuple(warnings),
         **facts,
@@ -146,7 +146,7 @@ def _debug_name(path: Path) -> Path:
 
 def _make(plan: EnginePlan, store: Path, advance: Callable[[int], None]) -> None:
     """Fills the cache entry; info.json comes last and marks it complete."""
-    objects = [str(p) for p in compile_units(plan.native, list(plan.units), advance)]
+    objects = compile_units(plan.native, list(plan.units), advance)
     store.mkdir(parents=True, exist_ok=True)
     full, stripped = scratch(store / "engine.debug"), scratch(store / "engine")
     try:
@@ -172,9 +172,14 @@ def _make(plan: EnginePlan, store: Path, advance: Callable[[int], None]) -> None
         stripped.unlink(missing_ok=True)
 
 
-def _link_linux(plan: EnginePlan, objects: list[str], full: Path, stripped: Path) -> int:
+def _object_list(plan: EnginePlan) -> Path:
+    return resources.cache_dir() / "engines" / plan.build_id / "objects.list"
+
+
+def _link_linux(plan: EnginePlan, objects: list[Path], full: Path, stripped: Path) -> int:
     board = plan.board
-    cc([*plan.link_flags, "-g", f"-Wl,--build-id=0x{plan.build_id}", *objects, "-o", str(full)], plan.native)
+    flags = [*plan.link_flags, "-g", f"-Wl,--build-id=0x{plan.build_id}"]
+    link(flags, objects, full, _object_list(plan), plan.native)
     if not elf.is_static(full):
         raise BuildError("the linked binary is not static", code="CK-BUILD-LINK")
     scanned = scan.check(full, board=board.name, mcpu=board.mcpu, isa=board.isa)
@@ -187,17 +192,17 @@ def _link_linux(plan: EnginePlan, objects: list[str], full: Path, stripped: Path
     return scanned
 
 
-def _link_windows(plan: EnginePlan, objects: list[str], full: Path, stripped: Path) -> int:
+def _link_windows(plan: EnginePlan, objects: list[Path], full: Path, stripped: Path) -> int:
     """Links without symbols; the debug file is the build with them (and its PDB inside zig's folder).
 
     zig keeps debug information of PE files only in a PDB, whose name the linker derives from the
     output's; it is moved over ``full``.
     """
-    cc([*plan.link_flags, "-s", *objects, "-o", str(stripped)], plan.native)
+    link([*plan.link_flags, "-s"], objects, stripped, _object_list(plan), plan.native)
     exe = full.with_name(full.name + ".exe")
     pdb = exe.with_suffix(".pdb")
     try:
-        cc([*plan.link_flags, "-g", *objects, "-o", str(exe)], plan.native)
+        link([*plan.link_flags, "-g"], objects, exe, _object_list(plan), plan.native)
         (pdb if pdb.is_file() else exe).replace(full)
     finally:
         for path in (exe, pdb, stripped.with_suffix(".pdb")):

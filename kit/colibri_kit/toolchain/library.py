@@ -12,8 +12,8 @@ from colibri_kit import resources
 from colibri_kit.config.board import KERNEL_ISA
 from colibri_kit.errors import BuildError
 from colibri_kit.toolchain.objects import compile_units, publish, scratch
-from colibri_kit.toolchain.sources import ENGINE, plan_units
-from colibri_kit.toolchain.zig import cc, zig_version
+from colibri_kit.toolchain.sources import ENGINE, plan_units, present_kernels
+from colibri_kit.toolchain.zig import link, zig_version
 
 
 def host_target() -> tuple[str, str, str]:
@@ -50,21 +50,22 @@ def build_library(native: Path | None = None) -> Path:
         ENGINE,
         target=target,
         mcpu=mcpu,
-        kernels=KERNEL_ISA[arch],
+        kernels=present_kernels(native, KERNEL_ISA[arch]),
         extra=("-fPIC",),
         version=version,
     )
-    link = ("-target", target, f"-mcpu={mcpu}", "-O3", "-g", "-shared", "-Wl,-z,defs")
+    flags = ("-target", target, f"-mcpu={mcpu}", "-O3", "-g", "-shared", "-Wl,-z,defs")
     digest = hashlib.sha256()
-    for part in (version, *link, *(u.key for u in units)):
+    for part in (version, *flags, *(u.key for u in units)):
         digest.update(part.encode() + b"\0")
     final = resources.cache_dir() / "libraries" / f"libcolibri-{digest.hexdigest()[:40]}.so"
     if final.is_file():
         return final
-    objects = [str(p) for p in compile_units(native, units, lambda _n: None)]
+    objects = compile_units(native, units, lambda _n: None)
     temporary = scratch(final)
     try:
-        cc([*link, *objects, "-lm", "-lpthread", "-o", str(temporary)], native)
+        names = final.with_suffix(".list")
+        link([*flags, "-lm", "-lpthread"], objects, temporary, names, native)
         publish(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)

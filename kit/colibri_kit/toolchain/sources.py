@@ -65,6 +65,11 @@ def find_sources(native: Path, folders: tuple[str, ...], kernels: tuple[str, ...
     return out
 
 
+def present_kernels(native: Path, kernels: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the kernel folders that hold C files; a source tree may lack one."""
+    return tuple(k for k in kernels if any((native / "kernels" / k).glob("*.c")))
+
+
 def _headers_digest(native: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(p for p in native.rglob("*") if p.suffix in (".h", ".inc", ".def")):

@@ -68,3 +68,14 @@ def first_errors(text: str) -> str:
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if "error:" in line or "fatal" in line), 0)
     return "\n".join(lines[start : start + MAX_ERROR_LINES])
+
+
+def link(flags: Sequence[str], objects: Sequence[Path], output: Path, list_file: Path, cwd: Path) -> None:
+    """Links objects; their names go through list_file, which stays so that a failure can be repeated.
+
+    Raises:
+        BuildError: the linker refused.
+    """
+    list_file.parent.mkdir(parents=True, exist_ok=True)
+    list_file.write_text("\n".join(shlex.quote(str(path)) for path in objects) + "\n")
+    cc([*flags, f"@{list_file}", "-o", str(output)], cwd)

@@ -1,0 +1,96 @@
+"""The command line's shell: help is fast and true, errors keep their statuses."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from colibri_kit import errors
+from colibri_kit.cli import VERBS, root
+
+HELP_BUDGET_S = 0.150
+
+
+def run_kit(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "colibri_kit", *args], capture_output=True, text=True, check=False
+    )
+
+
+def test_help_is_fast() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = run_kit("--help")
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0
+    assert statistics.median(times) < HELP_BUDGET_S, times
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from colibri_kit.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(set(sys.modules) & {'numpy','paramiko','pydantic','rich','cffi','yaml','fabric'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_every_verb() -> None:
+    text = run_kit("--help").stdout
+    for verb, line in VERBS.items():
+        assert any(row.split(maxsplit=1) == [verb, line] for row in text.splitlines()), verb
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_verb_help_equals_the_table(verb: str) -> None:
+    module = importlib.import_module(f"colibri_kit.commands.{verb.replace('-', '_')}")
+    command: click.Command = module.command
+    assert command.get_short_help_str(limit=200) == VERBS[verb]
+    options = {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
+    assert {"--json", "--quiet", "--verbose"} <= options
+
+
+def test_unknown_verb_and_flag_are_usage_errors() -> None:
+    for args in (["fly"], ["boards", "--fly"], ["build"]):
+        done = run_kit(*args)
+        assert done.returncode == 2, args
+        assert "Error" in done.stderr
+
+
+def test_version() -> None:
+    from colibri_kit import __version__
+
+    assert run_kit("--version").stdout.strip().endswith(__version__)
+
+
+def test_errors_reach_json_and_stderr() -> None:
+    done = run_kit("boards", "nowhere", "--json")
+    assert done.returncode == 3
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "CK-CONFIG-BOARD"
+    assert "rpi4" in error["hint"]
+    assert done.stderr.startswith("error CK-CONFIG-BOARD: unknown board 'nowhere'")
+
+
+def test_exit_statuses_are_distinct() -> None:
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.KitError)]
+    own = [c for c in classes if "exit_status" in vars(c)]
+    statuses = [c.exit_status for c in own]
+    assert len(statuses) == len(set(statuses)) == 13
+
+
+def test_group_knows_only_table_verbs() -> None:
+    context = click.Context(root)
+    assert root.list_commands(context) == sorted(VERBS)
+    assert root.get_command(context, "os") is None

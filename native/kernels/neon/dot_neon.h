@@ -37,18 +37,42 @@ CB_INLINE_NEON float32x4_t wide_tail_neon(enum wide_neon kind, const void *p, si
 CB_INLINE_NEON void dot_tail_neon(struct lanes_neon *l, enum wide_neon kind, const void *a,
                                   const float *b, size_t i, size_t n)
 {
-    _Pragma("GCC unroll 8")
-    for (size_t j = 0; j < 8; j++) {
-        if (n >= 4 * j + 4) {
-            l->q[j] = vfmaq_f32(l->q[j], wide_load_neon(kind, a, i + 4 * j),
-                                vld1q_f32(b + i + 4 * j));
-        } else if (n > 4 * j) {
-            const size_t k = n - 4 * j;
-            const float32x4_t v = vfmaq_f32(l->q[j], wide_tail_neon(kind, a, i + 4 * j, k),
-                                            tail_f32_neon(b + i + 4 * j, k));
+    for (size_t j = 0; 4 * j < n; j++) {
+        const size_t at = i + 4 * j, k = n - 4 * j;
+        if (k >= 4) {
+            l->q[j] = vfmaq_f32(l->q[j], wide_load_neon(kind, a, at), vld1q_f32(b + at));
+        } else {
+            const float32x4_t v = vfmaq_f32(l->q[j], wide_tail_neon(kind, a, at, k),
+                                            tail_f32_neon(b + at, k));
             l->q[j] = vbslq_f32(tail_mask_neon(k), v, l->q[j]);
         }
     }
+}
+
+/* Out of line: few matrices have such columns. */
+#define DOT_TAIL_NEON(NAME, KIND)                                                                 \
+    static __attribute__((noinline, unused)) void NAME(struct lanes_neon *l, const void *a,       \
+                                                       const float *b, size_t i, size_t n)        \
+    {                                                                                             \
+        dot_tail_neon(l, KIND, a, b, i, n);                                                       \
+    }
+DOT_TAIL_NEON(dot_tail_f32_neon, WIDE_F32)
+DOT_TAIL_NEON(dot_tail_f16_neon, WIDE_F16)
+DOT_TAIL_NEON(dot_tail_bf16_neon, WIDE_BF16)
+
+/* By value, so that the lanes of the caller's loop stay in registers. */
+CB_INLINE_NEON struct lanes_neon dot_rest_neon(struct lanes_neon l, enum wide_neon kind,
+                                               const void *a, const float *b, size_t i, size_t n)
+{
+    struct lanes_neon t = l;
+    if (kind == WIDE_F32) {
+        dot_tail_f32_neon(&t, a, b, i, n);
+    } else if (kind == WIDE_F16) {
+        dot_tail_f16_neon(&t, a, b, i, n);
+    } else {
+        dot_tail_bf16_neon(&t, a, b, i, n);
+    }
+    return t;
 }
 
 /* dot(a, b, n) down to lanes 0..3; a of `kind`, b binary32 */
@@ -67,7 +91,7 @@ CB_INLINE_NEON float32x4_t dot_fold_neon(enum wide_neon kind, const void *a, con
         }
     }
     if (i < n) {
-        dot_tail_neon(&l, kind, a, b, i, n - i);
+        l = dot_rest_neon(l, kind, a, b, i, n - i);
     }
     return lanes_fold_neon(&l);
 }

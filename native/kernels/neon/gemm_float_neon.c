@@ -31,8 +31,8 @@ CB_INLINE_NEON void wide_pair_neon(enum wide_neon kind, float *y0, float *y1, co
         }
     }
     if (i < n_cols) {
-        dot_tail_neon(&l0, kind, w, x0, i, n_cols - i);
-        dot_tail_neon(&l1, kind, w, x1, i, n_cols - i);
+        l0 = dot_rest_neon(l0, kind, w, x0, i, n_cols - i);
+        l1 = dot_rest_neon(l1, kind, w, x1, i, n_cols - i);
     }
     *y0 = lanes_last_neon(lanes_fold_neon(&l0));
     *y1 = lanes_last_neon(lanes_fold_neon(&l1));

@@ -44,6 +44,9 @@ CB_NOINLINE_NEON void q4k_decode_neon(float *y, const struct cb_q8_k *x, const u
     float32x4_t acc0 = vdupq_n_f32(0.0f), acc1 = acc0;
     for (size_t b = 0; b < n_blocks; b++, w += Q4K_BYTES, x++) {
         fetch_bytes_neon(w, 128);
+        const int32x4_t m0 = kmin_sum_neon(w + Q4K_SCALES, 0, x);
+        const int32x4_t m1 = kmin_sum_neon(w + Q4K_SCALES, 1, x);
+        CB_ORDER_NEON();
         const struct kscale_neon k0 = kscale_neon(w + Q4K_SCALES, 0);
         const struct kscale_neon k1 = kscale_neon(w + Q4K_SCALES, 1);
         int32x4_t s0 = vdupq_n_s32(0), s1 = s0;
@@ -55,16 +58,14 @@ CB_NOINLINE_NEON void q4k_decode_neon(float *y, const struct cb_q8_k *x, const u
             s0 = q4k_pair_neon(s0, &q, x->q + 64 * (size_t)j, kscale_at_neon(&k0, 2 * j),
                                kscale_at_neon(&k0, 2 * j + 1));
             fetch_bytes_neon(p + 128, 128);
+            CB_ORDER_NEON();
             q = q4k_unpack_neon(p + 64);
             s1 = q4k_pair_neon(s1, &q, x->q + 64 * (size_t)j, kscale_at_neon(&k1, 2 * j),
                                kscale_at_neon(&k1, 2 * j + 1));
+            CB_ORDER_NEON();
         }
-        const struct ksum_neon bs = ksum_neon(x);
-        const struct kmin_neon m0 = kmin_neon(&k0), m1 = kmin_neon(&k1);
-        acc0 = kblock_add_neon(acc0, half4_neon(w), half4_neon(w + 16), x->d, s0,
-                               kmin_total_neon(&m0, &bs));
-        acc1 = kblock_add_neon(acc1, half4_neon(w + 8), half4_neon(w + 24), x->d, s1,
-                               kmin_total_neon(&m1, &bs));
+        acc0 = kblock_add_neon(acc0, half4_neon(w), half4_neon(w + 16), x->d, s0, m0);
+        acc1 = kblock_add_neon(acc1, half4_neon(w + 8), half4_neon(w + 24), x->d, s1, m1);
     }
     vst1q_f32(y, acc0);
     vst1q_f32(y + 4, acc1);

@@ -51,6 +51,9 @@ CB_NOINLINE_NEON void q5k_decode_neon(float *y, const struct cb_q8_k *x, const u
     float32x4_t acc0 = vdupq_n_f32(0.0f), acc1 = acc0;
     for (size_t b = 0; b < n_blocks; b++, w += Q5K_BYTES, x++) {
         fetch_bytes_neon(w, Q5K_QS);
+        const int32x4_t m0 = kmin_sum_neon(w + Q5K_SCALES, 0, x);
+        const int32x4_t m1 = kmin_sum_neon(w + Q5K_SCALES, 1, x);
+        CB_ORDER_NEON();
         const struct kscale_neon k0 = kscale_neon(w + Q5K_SCALES, 0);
         const struct kscale_neon k1 = kscale_neon(w + Q5K_SCALES, 1);
         int32x4_t s0 = vdupq_n_s32(0), s1 = s0;
@@ -62,16 +65,14 @@ CB_NOINLINE_NEON void q5k_decode_neon(float *y, const struct cb_q8_k *x, const u
             struct kquad_neon q = q5k_unpack_neon(w + Q5K_QH, p, j);
             s0 = q5k_pair_neon(s0, &q, a, kscale_at_neon(&k0, 2 * j),
                                kscale_at_neon(&k0, 2 * j + 1));
+            CB_ORDER_NEON();
             q = q5k_unpack_neon(w + Q5K_QH + 64, p + 64, j);
             s1 = q5k_pair_neon(s1, &q, a, kscale_at_neon(&k1, 2 * j),
                                kscale_at_neon(&k1, 2 * j + 1));
+            CB_ORDER_NEON();
         }
-        const struct ksum_neon bs = ksum_neon(x);
-        const struct kmin_neon m0 = kmin_neon(&k0), m1 = kmin_neon(&k1);
-        acc0 = kblock_add_neon(acc0, half4_neon(w), half4_neon(w + 16), x->d, s0,
-                               kmin_total_neon(&m0, &bs));
-        acc1 = kblock_add_neon(acc1, half4_neon(w + 8), half4_neon(w + 24), x->d, s1,
-                               kmin_total_neon(&m1, &bs));
+        acc0 = kblock_add_neon(acc0, half4_neon(w), half4_neon(w + 16), x->d, s0, m0);
+        acc1 = kblock_add_neon(acc1, half4_neon(w + 8), half4_neon(w + 24), x->d, s1, m1);
     }
     vst1q_f32(y, acc0);
     vst1q_f32(y + 4, acc1);

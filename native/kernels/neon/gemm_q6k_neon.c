@@ -47,62 +47,77 @@ CB_INLINE_NEON int16x8_t q6k_scales_neon(const uint8_t *p, size_t e)
     return e == 0 ? vshrq_n_s16(vshlq_n_s16(v, 8), 8) : vshrq_n_s16(v, 8);
 }
 
-/* a: 16 activations of group e, groups stand 32 apart. Adds the row's 128 columns to s. */
-CB_INLINE_NEON int32x4_t q6k_dot_neon(int32x4_t s, const struct q6row_neon *r, const int8_t *a,
-                                      int16x8_t sc)
+/* 128 activations of this e: a[k] = group e + 2k */
+struct q6act_neon {
+    int8x16_t a[8];
+};
+
+CB_INLINE_NEON struct q6act_neon q6k_act_neon(const struct cb_q8_k *x, size_t e)
+{
+    struct q6act_neon r;
+    _Pragma("GCC unroll 8")
+    for (size_t k = 0; k < 8; k++) {
+        r.a[k] = vld1q_s8(x->q + 16 * e + 32 * k);
+    }
+    return r;
+}
+
+/* Adds a row's 128 columns to s. */
+CB_INLINE_NEON int32x4_t q6k_dot_neon(int32x4_t s, const struct q6row_neon *r,
+                                      const struct q6act_neon *a, int16x8_t sc)
 {
     int16x8_t p[4];
     _Pragma("GCC unroll 4")
     for (size_t k = 0; k < 4; k++) {
-        p[k] = mul16_neon(r->w[k], vld1q_s8(a + 32 * k));
+        p[k] = mul16_neon(r->w[k], a->a[k]);
     }
     s = vmlaq_s32(s, total4_by2_neon(p[0], p[1], p[2], p[3]), vmovl_s16(vget_low_s16(sc)));
     _Pragma("GCC unroll 4")
     for (size_t k = 0; k < 4; k++) {
-        p[k] = mul16_neon(r->w[4 + k], vld1q_s8(a + 128 + 32 * k));
+        p[k] = mul16_neon(r->w[4 + k], a->a[4 + k]);
     }
     return vmlaq_s32(s, total4_by2_neon(p[0], p[1], p[2], p[3]), vmovl_high_s16(sc));
 }
 
-/* f += sum over 8 groups of scale * bsum; |scale * bsum| <= 128 * 2032 */
-CB_INLINE_NEON int32x4_t q6k_fold_neon(int32x4_t f, int16x8_t sc, int16x8_t b)
-{
-    return vmlal_high_s16(vmlal_s16(f, vget_low_s16(sc), vget_low_s16(b)), sc, b);
-}
-
+/* -16 * bsum of the 8 groups of this e: |bsum| <= 2032, so it fits int16. */
 CB_INLINE_NEON int16x8_t q6k_bsum_neon(const struct cb_q8_k *x, size_t e)
 {
     const int16x8_t lo = vld1q_s16(x->bsum), hi = vld1q_s16(x->bsum + 8);
-    return e == 0 ? vuzp1q_s16(lo, hi) : vuzp2q_s16(lo, hi);
+    return vmulq_n_s16(e == 0 ? vuzp1q_s16(lo, hi) : vuzp2q_s16(lo, hi), -16);
 }
 
-/* S = sum scale * (sum w q - 32 bsum) of four rows; |32 f| <= 133e6, |s| <= 16 * 128 * 16 * 8001 */
-CB_INLINE_NEON int32x4_t q6k_total_neon(const int32x4_t s[4], const int32x4_t f[4])
+/* s += -32 * scale * bsum: the doubling multiply brings the other 2. It saturates
+ * only at (-32768)^2, which b excludes, and the sum stays below 2^31. */
+CB_INLINE_NEON int32x4_t q6k_fold_neon(int32x4_t s, int16x8_t sc, int16x8_t b)
 {
-    const int32x4_t fold = total4_neon(f[0], f[1], f[2], f[3]);
-    return vsubq_s32(total4_neon(s[0], s[1], s[2], s[3]), vshlq_n_s32(fold, 5));
+    return vqdmlal_high_s16(vqdmlal_s16(s, vget_low_s16(sc), vget_low_s16(b)), sc, b);
 }
 
-/* The sums of the 8 rows over one super-block, one token. */
-CB_INLINE_NEON void q6k_block_neon(int32x4_t s[8], int32x4_t f[8], const struct cb_q8_k *x,
-                                   const uint8_t *w)
+/* One row's 128 columns; w: the super-block, row 0..7 */
+CB_INLINE_NEON int32x4_t q6k_row_neon(int32x4_t s, const uint8_t *w, size_t row, size_t e,
+                                      const struct q6act_neon *a, int16x8_t b)
 {
-    _Pragma("GCC unroll 8")
-    for (size_t r = 0; r < 8; r++) {
-        s[r] = f[r] = vdupq_n_s32(0);
-    }
+    const uint8_t *qh = w + Q6K_QH + 128 * e + 16 * row, *ql = w + Q6K_QL + 128 * e + 16 * row;
+    const struct q6row_neon q = q6k_unpack_neon(qh, ql);
+    const int16x8_t sc = q6k_scales_neon(w + Q6K_SCALES + 16 * row, e);
+    return q6k_fold_neon(q6k_dot_neon(s, &q, a, sc), sc, b);
+}
+
+/* S of four rows, one token */
+CB_INLINE_NEON int32x4_t q6k_quad_neon(const uint8_t *w, size_t quad, const struct cb_q8_k *x)
+{
+    const int32x4_t z = vdupq_n_s32(0);
+    int32x4_t s[4] = {z, z, z, z};
     _Pragma("GCC unroll 2")
     for (size_t e = 0; e < 2; e++) {
         const int16x8_t b = q6k_bsum_neon(x, e);
-        _Pragma("GCC unroll 8")
-        for (size_t r = 0; r < 8; r++) {
-            const uint8_t *ql = w + Q6K_QL + 128 * e + 16 * r;
-            const struct q6row_neon q = q6k_unpack_neon(w + Q6K_QH + 128 * e + 16 * r, ql);
-            const int16x8_t sc = q6k_scales_neon(w + Q6K_SCALES + 16 * r, e);
-            s[r] = q6k_dot_neon(s[r], &q, x->q + 16 * e, sc);
-            f[r] = q6k_fold_neon(f[r], sc, b);
+        const struct q6act_neon a = q6k_act_neon(x, e);
+        _Pragma("GCC unroll 4")
+        for (size_t r = 0; r < 4; r++) {
+            s[r] = q6k_row_neon(s[r], w, 4 * quad + r, e, &a, b);
         }
     }
+    return total4_neon(s[0], s[1], s[2], s[3]);
 }
 
 CB_NOINLINE_NEON void q6k_decode_neon(float *y, const struct cb_q8_k *x, const uint8_t *w,
@@ -110,16 +125,14 @@ CB_NOINLINE_NEON void q6k_decode_neon(float *y, const struct cb_q8_k *x, const u
 {
     float32x4_t acc0 = vdupq_n_f32(0.0f), acc1 = acc0;
     for (size_t b = 0; b < n_blocks; b++, w += Q6K_BYTES, x++) {
-        int32x4_t s[8], f[8];
         fetch_bytes_neon(w, 512);
         fetch_bytes_neon(w + 512, 512);
         fetch_bytes_neon(w + 1024, 512);
         fetch_bytes_neon(w + 1536, 192);
-        q6k_block_neon(s, f, x, w);
-        const float32x4_t d0 = vmulq_n_f32(half4_neon(w), x->d);
-        const float32x4_t d1 = vmulq_n_f32(half4_neon(w + 8), x->d);
-        acc0 = vfmaq_f32(acc0, d0, vcvtq_f32_s32(q6k_total_neon(s, f)));
-        acc1 = vfmaq_f32(acc1, d1, vcvtq_f32_s32(q6k_total_neon(s + 4, f + 4)));
+        const float32x4_t s0 = vcvtq_f32_s32(q6k_quad_neon(w, 0, x));
+        acc0 = vfmaq_f32(acc0, vmulq_n_f32(half4_neon(w), x->d), s0);
+        const float32x4_t s1 = vcvtq_f32_s32(q6k_quad_neon(w, 1, x));
+        acc1 = vfmaq_f32(acc1, vmulq_n_f32(half4_neon(w + 8), x->d), s1);
     }
     vst1q_f32(y, acc0);
     vst1q_f32(y + 4, acc1);
@@ -130,15 +143,22 @@ CB_NOINLINE_NEON void q6k_tile_neon(float *const *y, const void *const *x, size_
                                     const uint8_t *w, size_t n_blocks, size_t row)
 {
     float32x4_t acc[CB_TILE_NEON][2];
-    int32x4_t s[CB_TILE_NEON][8], f[CB_TILE_NEON][8];
+    int32x4_t s[CB_TILE_NEON][8];
+    int16x8_t fold[CB_TILE_NEON][2];
     for (size_t t = 0; t < n_tok; t++) {
         acc[t][0] = acc[t][1] = vdupq_n_f32(0.0f);
     }
     for (size_t b = 0; b < n_blocks; b++, w += Q6K_BYTES) {
+        fetch_bytes_neon(w, 512);
+        fetch_bytes_neon(w + 512, 512);
+        fetch_bytes_neon(w + 1024, 512);
+        fetch_bytes_neon(w + 1536, 192);
         for (size_t t = 0; t < n_tok; t++) {
+            fold[t][0] = q6k_bsum_neon((const struct cb_q8_k *)x[t] + b, 0);
+            fold[t][1] = q6k_bsum_neon((const struct cb_q8_k *)x[t] + b, 1);
             _Pragma("GCC unroll 8")
             for (size_t r = 0; r < 8; r++) {
-                s[t][r] = f[t][r] = vdupq_n_s32(0);
+                s[t][r] = vdupq_n_s32(0);
             }
         }
         for (size_t e = 0; e < 2; e++) {
@@ -147,19 +167,18 @@ CB_NOINLINE_NEON void q6k_tile_neon(float *const *y, const void *const *x, size_
                 const struct q6row_neon q = q6k_unpack_neon(w + Q6K_QH + 128 * e + 16 * r, ql);
                 const int16x8_t sc = q6k_scales_neon(w + Q6K_SCALES + 16 * r, e);
                 for (size_t t = 0; t < n_tok; t++) {
-                    const struct cb_q8_k *xt = (const struct cb_q8_k *)x[t] + b;
-                    s[t][r] = q6k_dot_neon(s[t][r], &q, xt->q + 16 * e, sc);
-                    f[t][r] = q6k_fold_neon(f[t][r], sc, q6k_bsum_neon(xt, e));
+                    const struct q6act_neon a = q6k_act_neon((const struct cb_q8_k *)x[t] + b, e);
+                    s[t][r] = q6k_fold_neon(q6k_dot_neon(s[t][r], &q, &a, sc), sc, fold[t][e]);
                 }
             }
         }
         const float32x4_t d0 = half4_neon(w), d1 = half4_neon(w + 8);
         for (size_t t = 0; t < n_tok; t++) {
             const float da = ((const struct cb_q8_k *)x[t])[b].d;
-            acc[t][0] = vfmaq_f32(acc[t][0], vmulq_n_f32(d0, da),
-                                  vcvtq_f32_s32(q6k_total_neon(s[t], f[t])));
-            acc[t][1] = vfmaq_f32(acc[t][1], vmulq_n_f32(d1, da),
-                                  vcvtq_f32_s32(q6k_total_neon(s[t] + 4, f[t] + 4)));
+            const int32x4_t s0 = total4_neon(s[t][0], s[t][1], s[t][2], s[t][3]);
+            const int32x4_t s1 = total4_neon(s[t][4], s[t][5], s[t][6], s[t][7]);
+            acc[t][0] = vfmaq_f32(acc[t][0], vmulq_n_f32(d0, da), vcvtq_f32_s32(s0));
+            acc[t][1] = vfmaq_f32(acc[t][1], vmulq_n_f32(d1, da), vcvtq_f32_s32(s1));
         }
     }
     for (size_t t = 0; t < n_tok; t++) {

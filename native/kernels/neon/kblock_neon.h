@@ -102,6 +102,15 @@ CB_INLINE_NEON int32x4_t kmin_total_neon(const struct kmin_neon *m, const struct
     return vpaddq_s32(lo, hi);
 }
 
+/* M of the quad of a super-block whose scale planes begin at p. */
+CB_INLINE_NEON int32x4_t kmin_sum_neon(const uint8_t *p, size_t quad, const struct cb_q8_k *x)
+{
+    const struct kscale_neon k = kscale_neon(p, quad);
+    const struct kmin_neon m = kmin_neon(&k);
+    const struct ksum_neon b = ksum_neon(x);
+    return kmin_total_neon(&m, &b);
+}
+
 /* acc = fma(d*da, S, acc); acc = fma(-(dmin*da), M, acc) */
 CB_INLINE_NEON float32x4_t kblock_add_neon(float32x4_t acc, float32x4_t d, float32x4_t dmin,
                                            float da, int32x4_t s, int32x4_t m)

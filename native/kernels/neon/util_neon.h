@@ -15,6 +15,10 @@
 /* A function of its own: the instruction counts go by symbol. */
 #define CB_NOINLINE_NEON static __attribute__((noinline))
 
+/* Loads stay on their side. Without it compilers for out-of-order cores hoist the
+ * loads of several quads to the top of an unrolled block and spill them all. */
+#define CB_ORDER_NEON() __asm__ volatile("" ::: "memory")
+
 /* Tokens that share one unpacking of the weights in a prefill tile. */
 #define CB_TILE_NEON ((size_t)8)
 

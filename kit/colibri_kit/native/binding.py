@@ -121,9 +121,10 @@ def raise_for(ffi: Any, rc: int, err: Any, doing: str) -> None:
 
 
 def plain_dict(ffi: Any, struct: Any) -> dict[str, Any]:
-    """A flat C struct as a dict: char arrays become text, numbers stay."""
+    """A flat C struct (or a pointer to one) as a dict: char arrays become text, numbers stay."""
     out: dict[str, Any] = {}
-    for name, kind in ffi.typeof(struct).fields:
+    ctype = ffi.typeof(struct)
+    for name, kind in (ctype.item if ctype.kind == "pointer" else ctype).fields:
         value = getattr(struct, name)
         is_text = kind.type.kind == "array" and kind.type.item.cname == "char"
         out[name] = ffi.string(value).decode("utf-8", "replace") if is_text else value

@@ -117,7 +117,7 @@ static void logits_report(const struct logits *l)
     cb_engine_counters(l->e, &c);
     double rate = cli_per_second(c.tokens_prefill + c.tokens_decode, c.ns_prefill + c.ns_decode);
     if (!l->args.json) {
-        fprintf(stderr, "%u tokens, %.1f tok/s (%s, %u threads) -> %s\n", l->n, rate, l->info.isa,
+        fprintf(stderr, "%u tokens, %.1f tok/s (%s, threads: %u) -> %s\n", l->n, rate, l->info.isa,
                 l->info.threads, l->out);
         return;
     }

@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "boards": "List board profiles, or show one.",
     "build": "Compile the engine for a board.",
     "convert": "Turn a GGUF into a checked .coli model.",
+    "demo": "Take a small model from GGUF to a measured engine on this machine.",
     "deploy": "Put engine and weights on a board, start them, check them.",
     "inspect": "Show what a GGUF or .coli model holds.",
     "logits": "Run token ids through a model and save the logits.",

@@ -88,8 +88,8 @@ static void cb_k_block(const struct cb_block *b, float hi, struct cb_k *best)
         o_max = o[j] > o_max ? o[j] : o_max;
     }
     memset(&c, 0, sizeof c);
-    c.d = cb_store_f16(s_max / 63.0f, b->exp);
-    c.dmin = cb_store_f16(o_max / 63.0f, b->exp);
+    c.d = cb_store_step(s_max, 63.0f, b->exp);
+    c.dmin = cb_store_step(o_max, 63.0f, b->exp);
     for (int round = 0; round < CB_ROUNDS; round++) {
         c.err = 0.0f;
         for (size_t j = 0; j < 8; j++) {
@@ -211,7 +211,7 @@ static void cb_k6_block(const struct cb_block *b, struct cb_k6 *best)
         ext = (s[g] < 0.0f ? -s[g] : s[g]) > a ? s[g] : ext;
     }
     memset(&c, 0, sizeof c);
-    c.d = cb_store_f16(ext / -128.0f, b->exp);
+    c.d = cb_store_step(ext, -128.0f, b->exp);
     for (int round = 0; round < CB_ROUNDS; round++) {
         c.err = 0.0f;
         for (size_t g = 0; g < 16; g++) {

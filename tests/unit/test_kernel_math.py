@@ -8,43 +8,14 @@ import random
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernel_lib import load, round_f32
+from kernel_lib import adversarial, load, ptr, round_f32
 
 F32 = npt.NDArray[np.float32]
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534")
-
-
-def ptr(a: npt.NDArray[Any]) -> ct.c_void_p:
-    return ct.c_void_p(a.ctypes.data)
-
-
-def adversarial(n: int, seed: int) -> tuple[F32, F32, F32]:
-    """(a, b, c) near the hard places: ties, cancellation, subnormal results, far exponents."""
-    rng = np.random.default_rng(seed)
-    man = rng.integers(0, 2**23, (3, n), dtype=np.uint32)
-    simple = rng.random((3, n)) < 0.4  # few bits set: exact ties
-    man[simple] &= np.uint32(0x7F0000) >> rng.integers(0, 22, simple.sum(), dtype=np.uint32)
-    exp = rng.integers(0, 255, (3, n), dtype=np.uint32)
-    near = rng.random(n) < 0.6  # the addend within 2^±60 of the product, often at its rounding edge
-    product = exp[0].astype(np.int64) + exp[1] - 127 + rng.integers(-60, 61, n)
-    exp[2] = np.where(near, np.clip(product, 0, 254), exp[2])
-    tiny = rng.random(n) < 0.3  # products around the subnormal border
-    exp[1] = np.where(
-        tiny, np.clip(127 - 140 + 127 - exp[0].astype(np.int64) + rng.integers(0, 40, n), 0, 254), exp[1]
-    )
-    exp[2] = np.where(tiny, rng.integers(0, 40, n), exp[2])
-    sign = rng.integers(0, 2, (3, n), dtype=np.uint32) << 31
-    bits = (sign | exp << 23 | man).astype(np.uint32)
-    a, b, c = bits.view(np.float32)
-    cancel = rng.random(n) < 0.1  # c = -a·b rounded: only the error remains
-    with np.errstate(all="ignore"):
-        c = np.where(cancel & np.isfinite(a * b), -(a * b), c).astype(np.float32)
-    return a, b, c
 
 
 def fma(which: str, a: F32, b: F32, c: F32) -> F32:

@@ -21,6 +21,8 @@ CB_INLINE __m128 cb_fma2_odd(__m128 a, __m128 b, __m128 c)
 
 __m128 cb_fma4_exact_sse41(__m128 a, __m128 b, __m128 c)
 {
-    return _mm_movelh_ps(cb_fma2_odd(a, b, c),
-                         cb_fma2_odd(_mm_movehl_ps(a, a), _mm_movehl_ps(b, b), _mm_movehl_ps(c, c)));
+    const __m128 lo = cb_fma2_odd(a, b, c);
+    const __m128 hi =
+        cb_fma2_odd(_mm_movehl_ps(a, a), _mm_movehl_ps(b, b), _mm_movehl_ps(c, c));
+    return _mm_movelh_ps(lo, hi);
 }

@@ -4,9 +4,16 @@
  * sub-block's scale and widens them: everything up to S and M is exact. */
 #include "sse41.h"
 
-/* The low byte j of each 64-bit half h as eight 16-bit copies: pshufb indices. */
-CB_INLINE __m128i cb_pick_u8(size_t i) { return _mm_set1_epi16((short)(0x8000u | i)); }
-CB_INLINE __m128i cb_pick_i16(size_t i) { return _mm_set1_epi16((short)(2 * i + 256 * (2 * i + 1))); }
+/* pshufb indices: byte i, or 16-bit word i, as eight 16-bit copies. */
+CB_INLINE __m128i cb_pick_u8(size_t i)
+{
+    return _mm_set1_epi16((short)(0x8000u | i));
+}
+
+CB_INLINE __m128i cb_pick_i16(size_t i)
+{
+    return _mm_set1_epi16((short)(2 * i + 256 * (2 * i + 1)));
+}
 
 /* Scales and minima of 8 rows, 8 bytes a row, rows 2i and 2i + 1 in vector i. */
 struct cb_k_scales {
@@ -104,7 +111,8 @@ CB_INLINE void cb_block_k(const uint8_t *sb, int qh5, const struct cb_q8_k *a, s
 
 /* Chunk c of a Q6_K row: elements e = 128·(c/4) + 16·(c%4) with scale e/16, and
  * those 64 later. 63·127·2 < 2^15. */
-CB_INLINE __m128i cb_chunk_q6_k(const uint8_t *ql, __m128i qh, size_t c, const int8_t *q, __m128i sc)
+CB_INLINE __m128i cb_chunk_q6_k(const uint8_t *ql, __m128i qh, size_t c, const int8_t *q,
+                                __m128i sc)
 {
     const __m128i mask = _mm_set1_epi8(15), top = _mm_set1_epi8(48);
     const __m128i v = cb_load(ql + 128 * c);

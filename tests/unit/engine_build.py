@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes as ct
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"
@@ -119,3 +121,22 @@ KERNEL_UNITS = tuple(
     p.relative_to(NATIVE).as_posix()
     for p in sorted([*(NATIVE / "kernels").glob("*.c"), *(NATIVE / "kernels/scalar").glob("*.c")])
 )
+
+Done = subprocess.CompletedProcess
+
+
+def colibri(*args: str | Path, stdin: bytes = b"") -> Done[bytes]:
+    """Runs the tool; a minute and more is a failure."""
+    return subprocess.run(
+        [tool(), *map(str, args)], input=stdin, capture_output=True, timeout=100, check=False
+    )
+
+
+def ok(*args: str | Path, stdin: bytes = b"") -> Done[bytes]:
+    done = colibri(*args, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def ok_json(*args: str | Path, stdin: bytes = b"") -> Any:
+    return json.loads(ok(*args, "--json", stdin=stdin).stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -13,7 +14,6 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 
 EINVAL, ENUMERIC, EUTF8 = -1, -6, -7
 
@@ -279,7 +279,7 @@ def run_emit(tokens: list[bytes], stops: list[bytes]) -> Emit:
 
 def cut(text: bytes, at: list[int]) -> list[bytes]:
     marks = [0, *sorted(a % (len(text) + 1) for a in at), len(text)]
-    return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(marks)]
 
 
 words = st.text(alphabet="ab\nЖ€😀", max_size=30)

@@ -138,7 +138,7 @@ CB_NOINLINE_NEON void q6k_decode_neon(float *y, const struct cb_q8_k *x, const u
     vst1q_f32(y + 4, acc1);
 }
 
-/* 2 .. CB_TILE_NEON tokens: each unpacked row serves all of them. */
+/* 2 .. CB_TILE_NEON tokens: each unpacked pair of rows serves all of them. */
 CB_NOINLINE_NEON void q6k_tile_neon(float *const *y, const void *const *x, size_t n_tok,
                                     const uint8_t *w, size_t n_blocks, size_t row)
 {
@@ -162,13 +162,18 @@ CB_NOINLINE_NEON void q6k_tile_neon(float *const *y, const void *const *x, size_
             }
         }
         for (size_t e = 0; e < 2; e++) {
-            for (size_t r = 0; r < 8; r++) {
+            for (size_t r = 0; r < 8; r += 2) {
+                const uint8_t *qh = w + Q6K_QH + 128 * e + 16 * r;
                 const uint8_t *ql = w + Q6K_QL + 128 * e + 16 * r;
-                const struct q6row_neon q = q6k_unpack_neon(w + Q6K_QH + 128 * e + 16 * r, ql);
-                const int16x8_t sc = q6k_scales_neon(w + Q6K_SCALES + 16 * r, e);
+                const struct q6row_neon q0 = q6k_unpack_neon(qh, ql);
+                const struct q6row_neon q1 = q6k_unpack_neon(qh + 16, ql + 16);
+                const int16x8_t sc0 = q6k_scales_neon(w + Q6K_SCALES + 16 * r, e);
+                const int16x8_t sc1 = q6k_scales_neon(w + Q6K_SCALES + 16 * r + 16, e);
                 for (size_t t = 0; t < n_tok; t++) {
                     const struct q6act_neon a = q6k_act_neon((const struct cb_q8_k *)x[t] + b, e);
-                    s[t][r] = q6k_fold_neon(q6k_dot_neon(s[t][r], &q, &a, sc), sc, fold[t][e]);
+                    int32x4_t *st = s[t] + r;
+                    st[0] = q6k_fold_neon(q6k_dot_neon(st[0], &q0, &a, sc0), sc0, fold[t][e]);
+                    st[1] = q6k_fold_neon(q6k_dot_neon(st[1], &q1, &a, sc1), sc1, fold[t][e]);
                 }
             }
         }

@@ -1,0 +1,1 @@
+"""Releases on a board: planned, sent, checked, switched, and taken back when unwell."""

@@ -1,0 +1,177 @@
+"""Fixtures: an ordinary user, real SSH servers for it, stand-in engines, the kit's command line."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import io
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ssh_servers
+import tiny_model
+
+USER = "ckboard"
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of the command line."""
+
+    rc: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        doc: dict[str, Any] = json.loads(self.out)
+        return doc
+
+
+def kit(*args: object) -> Ran:
+    """``colibri-kit ARGS`` in this process."""
+    from colibri_kit.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    rc = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(a) for a in args])
+        except SystemExit as stop:
+            rc = int(stop.code or 0)
+    return Ran(rc, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def user() -> str:
+    """Who logs in: ourselves, or, when we are root, an ordinary user made for it."""
+    if os.geteuid() != 0:
+        return getpass.getuser()
+    try:
+        pwd.getpwnam(USER)
+    except KeyError:
+        subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", USER], check=True)
+    return USER
+
+
+@pytest.fixture(scope="session")
+def open_dir() -> Iterator[Path]:
+    """A folder that the ordinary user can reach (pytest's own are private)."""
+    path = Path(tempfile.mkdtemp(prefix="ck-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def identity(open_dir: Path) -> Path:
+    return ssh_servers.keygen(open_dir / "client_key")
+
+
+@pytest.fixture(scope="session")
+def sshd(open_dir: Path, user: str, identity: Path) -> Iterator[ssh_servers.Server]:
+    server = ssh_servers.start_sshd(open_dir / "sshd", user, identity)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def dropbear(open_dir: Path, user: str, identity: Path) -> Iterator[ssh_servers.Server]:
+    """dropbear reads keys only from the home: ours is added there and taken away again."""
+    entry = pwd.getpwnam(user)
+    file = Path(entry.pw_dir) / ".ssh" / "authorized_keys"
+    line = identity.with_name("client_key.pub").read_text()
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    before = file.read_text() if file.is_file() else ""
+    file.write_text(before + ("\n" if before and not before.endswith("\n") else "") + line)
+    file.chmod(0o600)
+    for path in (file.parent, file):
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+    server = ssh_servers.start_dropbear(open_dir / "dropbear", user, identity)
+    yield server
+    server.stop()
+    file.write_text(file.read_text().replace(line, ""))
+
+
+@pytest.fixture(params=["sshd", "dropbear"])
+def server(request: pytest.FixtureRequest) -> ssh_servers.Server:
+    found: ssh_servers.Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def prefix(user: str) -> Iterator[Path]:
+    """An empty folder of the ordinary user's, to deploy into ``prefix/b``."""
+    path = Path(tempfile.mkdtemp(prefix="ck-board-"))
+    path.chmod(0o755)
+    if os.geteuid() == 0:
+        shutil.chown(path, user)
+    yield path / "b"
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def engines(open_dir: Path) -> dict[str, Path]:
+    """Stand-in engines: ``a``, ``b`` (other bytes), ``failing``, ``slow``, ``arm``, ``broken``."""
+    variants = {"a": [], "b": ['-DNAME="b"'], "failing": ["-DFAIL_CHECK"], "slow": ["-DSLOW"]}
+    made: dict[str, Path] = {}
+    compiler = [shutil.which("gcc")] if shutil.which("gcc") else [sys.executable, "-m", "ziglang", "cc"]
+    if compiler[0] == sys.executable:
+        compiler += ["-target", f"{os.uname().machine}-linux-musl"]
+    for name, flags in variants.items():
+        made[name] = open_dir / f"engine-{name}"
+        subprocess.run(
+            [*compiler, "-Os", "-static", "-s", *flags, str(HERE / "standin.c"), "-o", str(made[name])],
+            check=True,
+        )
+    whole = made["a"].read_bytes()
+    other = 183 if os.uname().machine == "x86_64" else 62
+    made["arm"] = open_dir / "engine-arm"
+    made["arm"].write_bytes(whole[:18] + other.to_bytes(2, "little") + whole[20:])
+    # The right architecture by its header, and nothing behind it.
+    made["broken"] = open_dir / "engine-broken"
+    made["broken"].write_bytes(whole[:20] + bytes(1000))
+    return made
+
+
+@pytest.fixture(scope="session")
+def board() -> str:
+    """A profile that this machine fulfils."""
+    return "x86-atom" if os.uname().machine == "x86_64" else "a53-plc"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_model.write(tmp_path / "tiny.coli")
+
+
+@pytest.fixture
+def deploy(engines: dict[str, Path], board: str, prefix: Path, model: Path) -> Callable[..., Ran]:
+    """``deploy(server, *more, engine="a", target=None, args=None)``."""
+
+    def call(
+        server: ssh_servers.Server,
+        *more: object,
+        engine: str = "a",
+        target: str | None = None,
+        args: list[str] | None = None,
+        folder: Path | None = None,
+    ) -> Ran:
+        login = server.args if args is None else args
+        return kit(
+            "deploy", "--board", board, target or server.target, folder or model, *login,
+            "--prefix", prefix, "--engine", engines[engine], *more,
+        )  # fmt: skip
+
+    return call

@@ -207,7 +207,9 @@ def _bad(what: str, hint: str | None = None) -> FormatError:
 def _text(value: object) -> str:
     """str or bytes as str; bytes that are no UTF-8 survive as surrogates."""
     if isinstance(value, str):
-        return value
+        if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+            return value
+        return _utf8(value).decode("utf-8", "surrogateescape")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value).decode("utf-8", "surrogateescape")
     raise _bad(f"expected a string, found {type(value).__name__}")

@@ -162,6 +162,27 @@ def test_unsafe_prefix(tmp_path: Path, prefix: str) -> None:
     assert "prefix" in refuse(board_with(tmp_path, "prefix: /opt/colibri", f"prefix: {prefix}"))
 
 
+@pytest.mark.parametrize(
+    ("machine", "want"),
+    [
+        ("x86_64", ("x86_64-linux-musl", "x86_64", ("sse41", "avx2"))),
+        ("aarch64", ("aarch64-linux-musl", "generic", ("neon",))),
+    ],
+)
+def test_native_target(monkeypatch: pytest.MonkeyPatch, machine: str, want: tuple[object, ...]) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    board = load_board("host")
+    assert (board.target, board.mcpu, board.isa) == want
+
+
+def test_native_target_elsewhere_or_with_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = board_with(tmp_path, "target: aarch64-linux-musl", "target: native")
+    assert "target: native takes no mcpu" in refuse(both)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(ConfigError, match="this machine \\(riscv64\\) is not one of"):
+        load_board("host")
+
+
 def test_name_must_match_file(tmp_path: Path) -> None:
     assert "differs from the file name" in refuse(board_with(tmp_path, "name: rpi4", "name: rpi9"))
 

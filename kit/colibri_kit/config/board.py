@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -17,7 +18,8 @@ EXTRA_ISA = {
     "x86_64": (),
 }
 
-TARGETS = ("aarch64-linux-musl", "x86_64-linux-musl", "x86_64-windows-gnu")
+#: What ``target: native`` means on each architecture: the baseline CPU and its kernels.
+NATIVE = {"x86_64": ("x86_64", KERNEL_ISA["x86_64"]), "aarch64": ("generic", KERNEL_ISA["aarch64"])}
 
 
 class _Strict(BaseModel):
@@ -74,6 +76,20 @@ class Board(_Strict):
     def kernels(self) -> tuple[str, ...]:
         """The kernel folders to build, weakest first; scalar is always there."""
         return tuple(k for k in KERNEL_ISA[self.arch] if k in self.isa)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _native(cls, data: Any) -> Any:
+        """``target: native`` stands for this machine, with kernels picked at run time."""
+        if not isinstance(data, dict) or data.get("target") != "native":
+            return data
+        arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+        if arch not in NATIVE:
+            raise ValueError(f"target: native: this machine ({arch}) is not one of {', '.join(NATIVE)}")
+        if "mcpu" in data or "isa" in data:
+            raise ValueError("target: native takes no mcpu and no isa")
+        mcpu, isa = NATIVE[arch]
+        return {**data, "target": f"{arch}-linux-musl", "mcpu": mcpu, "isa": list(isa)}
 
     @model_validator(mode="after")
     def _agree(self) -> Board:

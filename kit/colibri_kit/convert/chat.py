@@ -101,12 +101,10 @@ def decompose(render: Render, bos: str) -> dict[str, Any]:
     head_s, gap_su, gap_ua, gap_av, tail_u = _split(render(with_system, False), (s, u, a, v))
     head_u = _split(render(talk[:1], False), (u,))[0]
     tail_a = _split(render(with_system[:3], False), (s, u, a))[-1]
-    if gap_av.startswith(tail_a):
-        prefix_u = gap_av[len(tail_a) :]
-    else:  # the last assistant message ends differently; only those before it matter
+    prefix_u = gap_av[len(tail_a) :] if gap_av.startswith(tail_a) else None
+    if prefix_u is None or not (gap_su.endswith(prefix_u) and head_u.endswith(prefix_u)):
+        # An assistant's last message ends differently; only those before a user's matter.
         prefix_u = _common_end(_common_end(gap_su, gap_av), head_u)
-    if not (gap_su.endswith(prefix_u) and gap_av.endswith(prefix_u) and head_u.endswith(prefix_u)):
-        raise _Undecomposable("the first user message begins differently")
     before_u = _cut(head_u, prefix_u)
     first = before_u if head_s.startswith(before_u) else bos if head_s.startswith(bos) else ""
     parts: dict[str, Any] = {

@@ -139,7 +139,7 @@ class HParams:
             else:
                 self.fail(
                     key,
-                    f"= {_show(value)} is not known to this kit and may change the result",
+                    f"is {_show(value)}; this kit does not know the key, and it may change the result",
                     f"if you know that it does not matter: --ignore-key {full}",
                 )
         return ignored

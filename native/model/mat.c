@@ -61,6 +61,10 @@ void cb_mat_groups(const struct cb_mat *m, const struct cb_kernels *kern, float 
     kern->gemm[m->type](at, x, n, m->data + g0 * m->group_bytes, (size_t)(g1 - g0), m->cols);
 }
 
+/* Below this, waking the pool (2 to 5 us) costs more than it saves: most
+ * routers in decode. */
+#define CB_SMALL_PRODUCT 65536u
+
 struct products_job {
     const struct cb_kernels *kern;
     const struct cb_acts *in;
@@ -90,5 +94,11 @@ void cb_products(struct cb_pool *pool, const struct cb_kernels *kern, const stru
                  uint32_t n, const struct cb_product *p, uint32_t n_product)
 {
     struct products_job job = {kern, in, n, p, n_product};
-    cb_pool_run(pool, products_part, &job);
+    uint64_t work = 0; /* multiply-adds */
+    for (uint32_t i = 0; i < n_product; i++)
+        work += (uint64_t)n * p[i].m->rows * p[i].m->cols;
+    if (work < CB_SMALL_PRODUCT)
+        products_part(&job, 0, 1);
+    else
+        cb_pool_run(pool, products_part, &job);
 }

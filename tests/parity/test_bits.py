@@ -38,9 +38,9 @@ def engine(board: str, folder: Path) -> Path:
 def run_logits(command: list[str], model: Path, tokens: Path, out: Path, *options: object) -> str:
     """sha256 over logits and experts of ``colibri logits``."""
     files = [out / "l.npy", out / "e.npy"]
+    args = ["--model", model, "--tokens", tokens, "-o", files[0], "--experts", files[1], *options]
     done = subprocess.run(
-        [*command, "logits", "--model", str(model), "--tokens", str(tokens)]
-        + ["-o", str(files[0]), "--experts", str(files[1]), *map(str, options)],
+        [*command, "logits", *map(str, args)],
         capture_output=True,
         text=True,
         check=False,

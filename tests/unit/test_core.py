@@ -119,11 +119,9 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source.write_text(HARNESS)
     lib = folder / "core.so"
     names = ["err", "json", "sha256", "pool", "arena", "os_posix"]
-    subprocess.run(
-        ["gcc", "-std=c11", "-O1", "-g", "-shared", "-fPIC", "-pthread", f"-I{NATIVE}", f"-I{NATIVE}/include"]
-        + ["-o", str(lib), str(source), *(str(NATIVE / "core" / f"{n}.c") for n in names)],
-        check=True,
-    )
+    sources = [source, *(NATIVE / "core" / f"{n}.c" for n in names)]
+    flags = ["-std=c11", "-O1", "-g", "-shared", "-fPIC", "-pthread", f"-I{NATIVE}", f"-I{NATIVE}/include"]
+    subprocess.run(["gcc", *flags, "-o", str(lib), *map(str, sources)], check=True)
     return ctypes.CDLL(str(lib))
 
 

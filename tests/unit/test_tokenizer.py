@@ -262,9 +262,9 @@ def test_too_little_scratch() -> None:
 def test_a_megabyte_of_one_thing_in_under_a_second(name: str, unit: bytes) -> None:
     text = unit * ((1 << 20) // len(unit))
     t = opened(name)
-    began = time.perf_counter()
+    began = time.process_time()
     ids = t.encode(text)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert t.decode(ids) == text
 
 

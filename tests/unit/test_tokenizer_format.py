@@ -279,10 +279,10 @@ def test_a_byte_without_a_token_is_dropped_as_in_llama_cpp() -> None:
 
 def test_150_000_tokens_export_and_open_quickly() -> None:
     kv = metadata("qwen2")
-    began = time.perf_counter()
+    began = time.process_time()
     file = file_of(kv)
-    assert time.perf_counter() - began < 3.0
-    began = time.perf_counter()
+    assert time.process_time() - began < 3.0
+    began = time.process_time()
     Text(file)
-    assert time.perf_counter() - began < 0.25
+    assert time.process_time() - began < 0.25
     assert lib().cb_text_n_vocab(opened("qwen2").t) == 151936

@@ -1,0 +1,1 @@
+"""Measures what an engine does on a board: plan (what to run), act (run it), report (say it)."""

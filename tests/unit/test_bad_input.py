@@ -1,0 +1,398 @@
+"""Files that are wrong: each gets an error that names file and place, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_maker import make
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from colibri_kit import cli, native
+from colibri_kit.convert import check
+from colibri_kit.convert import manifest as mf
+from colibri_kit.errors import FormatError, KitError
+
+
+def run(*argv: object) -> int:
+    try:
+        cli.main([str(a) for a in argv])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a.coli and b.coli: two models of the same shape, several shards each."""
+    from colibri_kit.convert import container as box
+
+    folder = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(box, "SHARD_BYTES", 200_000)
+        for name, seed in (("a", 1), ("b", 2)):
+            make(folder / f"{name}.gguf", ff=72, seed=seed)  # 72: records end with padding
+            assert run("convert", "-q", folder / f"{name}.gguf", "-o", folder / f"{name}.coli") == 0
+    return folder
+
+
+@pytest.fixture
+def model(models: Path, tmp_path: Path) -> Path:
+    """A copy of a.coli to damage."""
+    return shutil.copytree(models / "a.coli", tmp_path / "a.coli")
+
+
+def patch(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as f:
+        f.seek(at)
+        f.write(data)
+
+
+def flip(path: Path, at: int) -> None:
+    patch(path, at, bytes([path.read_bytes()[at] ^ 0x10]))
+
+
+def reseal(path: Path, at: int, data: bytes) -> None:
+    """Changes header or directory and makes their CRCs right again, as an attacker would."""
+    raw = bytearray(path.read_bytes())
+    raw[at : at + len(data)] = data
+    kind, entries = struct.unpack_from("<H", raw, 6)[0], struct.unpack_from("<I", raw, 12)[0]
+    size = {1: 32, 2: 96, 3: 128}.get(kind, 0) * min(entries, 4096)
+    raw[56:60] = struct.pack("<I", native.crc32c(bytes(raw[64 : 64 + size])))
+    raw[60:64] = struct.pack("<I", native.crc32c(bytes(raw[:60])))
+    path.write_bytes(raw)
+
+
+def edit(model: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    doc = json.loads((model / "manifest.json").read_text())
+    change(doc)
+    (model / "manifest.json").write_text(json.dumps(doc))
+
+
+def record(model: Path, shard: str, k: int) -> tuple[int, list[tuple[int, int]]]:
+    """(record offset, [(part offset, size)]) of record k, from the directory's bytes."""
+    raw = (model / shard).read_bytes()
+    base = 64 + 128 * k
+    parts = [struct.unpack_from("<QQ", raw, base + 32 + 32 * p + 16) for p in range(3)]
+    return struct.unpack_from("<Q", raw, base + 8)[0], [(int(o), int(s)) for o, s in parts]
+
+
+def flip_in_up(m: Path) -> None:
+    at, parts = record(m, "experts-0001.coli", 1)
+    flip(m / "experts-0001.coli", at + parts[1][0] + 100)
+
+
+def flip_between(m: Path) -> None:
+    at, parts = record(m, "experts-0000.coli", 0)
+    flip(m / "experts-0000.coli", at + parts[2][0] + parts[2][1] + 8)
+
+
+def swap_words(m: Path) -> None:
+    raw = np.frombuffer((m / "dense.coli").read_bytes(), "<u4")
+    (m / "dense.coli").write_bytes(raw.byteswap().tobytes())
+
+
+def swap_shards(m: Path) -> None:
+    a, b = m / "experts-0000.coli", m / "experts-0001.coli"
+    a.rename(m / "t")
+    b.rename(a)
+    (m / "t").rename(b)
+
+
+def cut(path: Path, n: int) -> None:
+    with path.open("r+b") as f:
+        f.truncate(path.stat().st_size - n)
+
+
+def cut_and_list(m: Path) -> None:
+    cut(m / "dense.coli", 64)
+    edit(m, lambda d: d["files"][0].update(bytes=d["files"][0]["bytes"] - 64))
+
+
+def alien(m: Path, models: Path) -> None:
+    shutil.copy(models / "b.coli" / "experts-0001.coli", m)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "swapped magic": (swap_words, ["dense.coli", "byte 0", "swapped the bytes"]),
+    "wrong magic": (lambda m: patch(m / "dense.coli", 0, b"ELF\0"), ["dense.coli", "byte 0", "not a .coli"]),
+    "wrong version": (
+        lambda m: patch(m / "dense.coli", 4, b"\x02"), ["dense.coli", "byte 4", "format version 2"]
+    ),
+    "header flip": (lambda m: flip(m / "dense.coli", 33), ["dense.coli", "byte 60", "header"]),
+    "directory flip": (lambda m: flip(m / "dense.coli", 64 + 50), ["dense.coli", "byte 64", "directory"]),
+    "flip in an expert": (flip_in_up, ["experts-0001.coli", "layer ", "expert ", "up (CRC32C)"]),
+    "flip between parts": (flip_between, ["experts-0000.coli", "layer 0 expert 0", "between its parts"]),
+    "flip in a tensor": (
+        lambda m: flip(m / "dense.coli", (m / "dense.coli").stat().st_size - 3000),
+        ["dense.coli", "tensor blk."],
+    ),
+    "flip in the tokenizer": (
+        lambda m: flip(m / "tokenizer.coli", (m / "tokenizer.coli").stat().st_size // 2),
+        ["tokenizer.coli", "section"],
+    ),
+    "missing shard": (
+        lambda m: (m / "experts-0001.coli").unlink(), ["experts-0001.coli is missing", "manifest.json lists"]
+    ),
+    "missing manifest": (lambda m: (m / "manifest.json").unlink(), ["no manifest.json"]),
+    "extra shard": (
+        lambda m: shutil.copy(m / "experts-0000.coli", m / "experts-0099.coli"),
+        ["experts-0099.coli does not belong"],
+    ),
+    "exchanged shards": (swap_shards, ["experts-0000.coli"]),
+    "truncated": (lambda m: cut(m / "dense.coli", 1), ["dense.coli", "bytes; manifest.json says"]),
+    "truncated, listed so": (cut_and_list, ["dense.coli", "truncated"]),
+    "manifest is cut": (lambda m: cut(m / "manifest.json", 10), ["manifest.json", "at byte", "not JSON"]),
+    "manifest not UTF-8": (lambda m: patch(m / "manifest.json", 30, b"\xff"), ["manifest.json", "not UTF-8"]),
+    "manifest twice": (
+        lambda m: (m / "manifest.json").write_text('{"format": 1, "format": 1}'), ["'format' appears twice"]
+    ),
+    "manifest nested": (lambda m: (m / "manifest.json").write_text("[" * 100_000), ["manifest.json"]),
+    "manifest 2 MiB": (lambda m: (m / "manifest.json").write_text(" " * (2 << 20)), ["larger than 1048576"]),
+    "format 2": (lambda m: edit(m, lambda d: d.update(format=2)), ["format 2"]),
+    "unknown feature": (lambda m: edit(m, lambda d: d["features"].update(warp=1)), ["features.warp"]),
+    "path in files": (
+        lambda m: edit(m, lambda d: d["files"][0].update(name="../dense.coli")), ["files[0].name"]
+    ),
+    "geometry of text": (
+        lambda m: edit(m, lambda d: d["geometry"].update(n_layer="2")), ["geometry.n_layer"]
+    ),
+    "geometry of NaN": (
+        lambda m: edit(m, lambda d: d["geometry"].update(n_layer=float("nan"))), ["geometry.n_layer"]
+    ),
+    "another layer count": (
+        lambda m: edit(m, lambda d: d["geometry"].update(n_layer=3)), ["layer 2 expert 0 is in no shard"]
+    ),
+    "another width": (
+        lambda m: edit(m, lambda d: d["geometry"].update(n_ff=7, n_expert_ff=7)), ["its shape"]
+    ),
+    "another vocabulary": (
+        lambda m: edit(m, lambda d: d["geometry"].update(n_vocab=265)), ["token_embd is 264 × 64", "265 × 64"]
+    ),
+    "another model id": (
+        lambda m: edit(m, lambda d: d.update(model_id="00" * 16)), ["belongs to another model"]
+    ),
+    "another sha256": (
+        lambda m: edit(m, lambda d: d["files"][0].update(sha256="00" * 32)), ["dense.coli", "sha256"]
+    ),
+    "another golden": (
+        lambda m: edit(m, lambda d: d["golden"].update(sha256="00" * 32)), ["golden", "promises 0000"]
+    ),
+    "no golden": (lambda m: edit(m, lambda d: d.pop("golden")), ["no golden"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_verify_finds_the_fault_and_names_it(
+    model: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, said = FAULTS[case]
+    damage(model)
+    before = {p.name: p.read_bytes() for p in model.iterdir()}
+    assert run("verify", "-q", model) == 8
+    err = capsys.readouterr().err
+    for text in said:
+        assert text in err, err
+    assert "Traceback" not in err
+    assert {p.name: p.read_bytes() for p in model.iterdir()} == before
+
+
+def test_a_shard_of_another_model(model: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alien(model, models)
+    assert run("verify", "-q", model) == 8
+    assert "experts-0001.coli: at byte 40: belongs to another model" in capsys.readouterr().err
+
+
+def test_a_good_model_passes_and_says_what_was_skipped(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("verify", "--json", model) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["golden"], data["experts"], data["tensors"]) == ("ok", 8, 17)
+    assert run("verify", "--json", "--no-golden", model) == 0
+    assert json.loads(capsys.readouterr().out)["golden"] == "skipped"
+
+
+RESEALED: dict[str, tuple[str, int, bytes, str]] = {
+    "kind": ("dense.coli", 6, b"\x09\0", "unknown kind 9"),
+    "kind of another": ("dense.coli", 6, b"\x01\0", "byte"),
+    "index": ("dense.coli", 8, b"\x07", "was it renamed"),
+    "2^32 entries": ("dense.coli", 12, b"\xff\xff\xff\xff", "directory entries"),
+    "payload offset 2^64": ("dense.coli", 24, b"\xff" * 8, "payload ends at"),
+    "payload wraps": ("dense.coli", 24, struct.pack("<QQ", 1 << 63, 1 << 63), "payload ends at"),
+    "tensor type": ("dense.coli", 64 + 48, b"\x4d", "type 77"),
+    "tensor rows": ("dense.coli", 64 + 52, b"\xff\xff\xff\xff", "do not fit"),
+    "tensor offset": ("dense.coli", 64 + 64, b"\xff" * 8, "misplaced"),
+    "tensor overlap": ("dense.coli", 64 + 96 + 64, struct.pack("<Q", 64 * 40), "misplaced"),
+    "tensor layout": ("dense.coli", 64 + 80, b"\x01", "layout 1"),
+    "tensor name": ("dense.coli", 64, b"\xff", "bad tensor name"),
+    "tensor name twice": ("dense.coli", 64 + 96, b"token_embd\0\0\0", "appears twice"),
+    "tensor renamed": ("dense.coli", 64, b"token_embe", "sha256"),
+    "record layer": ("experts-0000.coli", 64 + 128, struct.pack("<II", 0, 0), "not sorted"),
+    "record offset": ("experts-0000.coli", 64 + 8, struct.pack("<Q", 1 << 60), "past the file's end"),
+    "record size 0": ("experts-0000.coli", 64 + 16, bytes(8), "misplaced"),
+    "parts": ("experts-0000.coli", 64 + 28, b"\x04", "4 parts"),
+    "part offset": ("experts-0000.coli", 64 + 32 + 16, struct.pack("<Q", (1 << 64) - 64), "misplaced in"),
+    "part type": ("experts-0000.coli", 64 + 32, b"\x0a", "Q2_K is not a type"),
+}
+
+
+@pytest.mark.parametrize("case", RESEALED)
+def test_hostile_heads_with_right_checksums(
+    model: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, at, data, said = RESEALED[case]
+    reseal(model / name, at, data)
+    assert run("verify", "-q", "--no-golden", model) == 8
+    err = capsys.readouterr().err
+    assert said in err and name in err and "Traceback" not in err
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["dense.coli", "experts-0000.coli", "tokenizer.coli"]),
+    st.integers(0, 1 << 30),
+    st.integers(1, 255),
+)
+def test_any_flipped_byte_is_found(model: Path, name: str, at: int, bits: int) -> None:
+    path = model / name
+    whole = path.read_bytes()
+    at %= len(whole)
+    manifest = mf.read(model)
+    try:
+        patch(path, at, bytes([whole[at] ^ bits]))
+        with pytest.raises(FormatError) as err:
+            reports = [check.check_file(model / f.name) for f in manifest.files]
+            for r in reports:
+                check.check_head(r.fact.name, r.header, manifest)
+            check.check_model(manifest, reports)
+        assert name in err.value.message
+    finally:
+        path.write_bytes(whole)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda c: st.lists(c, max_size=3) | st.dictionaries(
+        st.sampled_from(["format", "name", "arch", "files", "geometry", "features", "model_id", "golden"]),
+        c, max_size=8,
+    ), max_leaves=20,
+).map(lambda v: json.dumps(v).encode()))  # fmt: skip
+def test_any_manifest_is_read_or_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        mf.parse(data)
+
+
+# ---- convert's input through the command line --------------------------------
+
+
+def test_convert_refuses_without_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make(tmp_path / "m.gguf")
+    whole = source.read_bytes()
+    cases = {
+        "empty": b"", "not": b"hello world", "cut": whole[:1000], "cut data": whole[:-40],
+        "huge array": whole[:24] + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 4, 1 << 60),
+    }  # fmt: skip
+    for name, data in cases.items():
+        bad = tmp_path / "bad.gguf"
+        bad.write_bytes(data)
+        assert run("convert", "-q", bad, "-o", tmp_path / "o.coli") == 8, name
+        assert run("inspect", bad) == 8, name
+        assert run("upcycle", "-q", bad, "-o", tmp_path / "o.gguf") == 8, name
+        err = capsys.readouterr().err
+        assert "bad.gguf: at byte" in err and "Traceback" not in err
+    assert run("convert", tmp_path / "none.gguf", "-o", tmp_path / "o.coli") == 8
+    assert run("convert", "--quant", "q9", source, "-o", tmp_path / "o.coli") == 2
+    assert run("convert", "--frobnicate", source) == 2
+    assert run("convert", source, "-o", tmp_path / "o.bin") == 2
+    assert run("convert", source, "-o", tmp_path / "no" / "o.coli") == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.gguf", "m.gguf"]
+
+
+def test_convert_names_a_nan_when_it_quantises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make(tmp_path / "m.gguf")
+    import gguf
+
+    t = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.1.ffn_up_exps.weight")
+    patch(source, t.data_offset + 4 * (64 * 64 * 2 + 9), struct.pack("<f", float("nan")))
+    assert run("convert", "-q", "--quant", "q8_0", source, "-o", tmp_path / "o.coli") == 8
+    assert "blk.1.ffn_up_exps.weight expert 2: holds NaN" in capsys.readouterr().err
+    assert not (tmp_path / "o.coli").exists()
+
+
+def test_vocabulary_and_embedding_must_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make(tmp_path / "m.gguf", skip=("token_embd.weight",), extra={
+        "token_embd.weight": np.zeros((300, 64), np.float32)}, tied=True)  # fmt: skip
+    assert run("convert", "-q", source, "-o", tmp_path / "o.coli") == 8
+    assert "264 tokens in the vocabulary, but token_embd.weight has 300 rows" in capsys.readouterr().err
+
+
+# ---- logits ------------------------------------------------------------------
+
+
+def npy(path: Path, array: Any) -> Path:
+    np.save(path, array, allow_pickle=True)
+    return path
+
+
+def test_logits_refuses_bad_token_files(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = npy(tmp_path / "good.npy", np.arange(5, dtype=np.int32)).read_bytes()
+    (tmp_path / "cut.npy").write_bytes(good[:-3])
+    (tmp_path / "long.npy").write_bytes(good + b"x")
+    (tmp_path / "text.npy").write_text("1 2 3")
+    (tmp_path / "lies.npy").write_bytes(good.replace(b"(5,)", b"(9999999999999,)"))
+    cases = {
+        npy(tmp_path / "float.npy", np.zeros(3, np.float32)): "one dimension of int32",
+        npy(tmp_path / "two.npy", np.zeros((2, 2), np.int32)): "one dimension of int32",
+        npy(tmp_path / "none.npy", np.zeros(0, np.int32)): "holds 0 ids",
+        npy(tmp_path / "high.npy", np.array([1, 264], np.int64)): "id 264 at 1 is not in the vocabulary",
+        npy(tmp_path / "low.npy", np.array([-1], np.int32)): "id -1 at 0",
+        npy(tmp_path / "ctx.npy", np.zeros(129, np.int32)): "129 ids are more than the model's context",
+        npy(tmp_path / "pickle.npy", np.array([{"a": 1}], dtype=object)): "not a .npy file",
+        tmp_path / "cut.npy": "not a .npy file",
+        tmp_path / "long.npy": "more bytes follow",
+        tmp_path / "text.npy": "not a .npy file",
+        tmp_path / "lies.npy": "not a .npy file",
+        tmp_path / "absent.npy": "cannot be read",
+    }
+    for path, said in cases.items():
+        assert run("logits", models / "a.coli", "--tokens", path, "-o", tmp_path / "out.npy") == 2, path
+        err = capsys.readouterr().err
+        assert said in err and path.name in err and "Traceback" not in err
+    assert not (tmp_path / "out.npy").exists()
+    ids = tmp_path / "good.npy"
+    ids.write_bytes(good)
+    assert run("logits", models / "a.coli", "--tokens", ids, "-o", tmp_path / "out.npy", "--isa", "mmx") != 0
+    assert not (tmp_path / "out.npy").exists()
+    assert run("logits", models / "a.coli", "--tokens", ids, "-o", tmp_path / "no" / "out.npy") == 2
+
+
+def test_logits_do_not_depend_on_isa_threads_or_batch(models: Path, tmp_path: Path) -> None:
+    ids = npy(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 264, 40).astype(np.int32))
+    seen = set()
+    for i, extra in enumerate(
+        (["--isa", "scalar", "--threads", 1, "--batch", 1], ["--threads", 2, "--batch", 7])
+    ):
+        out = tmp_path / f"{i}.npy"
+        assert run("logits", "-q", models / "a.coli", "--tokens", ids, "-o", out, *extra) == 0
+        seen.add(np.load(out).tobytes())
+    assert len(seen) == 1
+
+
+def test_the_engine_finds_the_same_faults(model: Path) -> None:
+    """verify reads with Python, boards with C: both must refuse."""
+    with native.Engine(model, ctx=32) as engine:
+        assert engine.golden() == mf.read(model).golden
+    flip_in_up(model)
+    with pytest.raises(KitError, match=r"expert"), native.Engine(model, ctx=32) as engine:
+        engine.golden()

@@ -1,9 +1,10 @@
 /* gemm_q32_neon.c — the types with blocks of 32 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) x Q8_0, x8c16.
  *
- * One body, compiled per type: `kind` is a constant everywhere. Weights stay
- * unsigned where they are nibbles; the zero point 8 or 16 comes out through the
- * activation sum. Lanes added in int16: 4 for nibbles (<= 30480), 2 for five bits
- * (<= 31496), none for Q8_0 (2 products <= 32512 because q never is -128).
+ * One body, compiled per type: `kind` is a constant everywhere. Nibbles stay
+ * unsigned (Q4_0's 8 comes out through the activation sum), five-bit weights stand
+ * as w - 16 (Q5_1's 16 goes back in through the sum). Lanes added in int16: 4
+ * (16 products, <= 30480 and >= -32512), for Q8_0 none (2 products, <= 32512
+ * because q never is -128).
  */
 #include "neon.h"
 #include "util_neon.h"
@@ -26,12 +27,13 @@ struct q32_neon {
     int8x16_t lo[4], hi[4];
 };
 
-/* Bit i of a row's 32 becomes 0xff in byte i. In: 4 rows of u32. Each byte is
- * repeated 8 times by three interleavings, then tested against its own bit. */
-CB_INLINE_NEON void q32_bits_neon(uint8x16_t lo[4], uint8x16_t hi[4], uint8x16_t v)
+/* Byte i becomes 0xff where bit i of a row's 32 is *clear*. In: 4 rows of u32. Each
+ * byte is repeated 8 times by three interleavings, then tested against its own bit. */
+CB_INLINE_NEON void q32_clear_neon(uint8x16_t lo[4], uint8x16_t hi[4], uint8x16_t v)
 {
     const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201u));
-    const uint8x16_t two[2] = {vzip1q_u8(v, v), vzip2q_u8(v, v)};
+    const uint8x16_t n = vmvnq_u8(v);
+    const uint8x16_t two[2] = {vzip1q_u8(n, n), vzip2q_u8(n, n)};
     _Pragma("GCC unroll 4")
     for (size_t r = 0; r < 4; r++) {
         const uint8x16_t t = two[r / 2];
@@ -53,16 +55,18 @@ CB_INLINE_NEON struct q32_neon q32_nibbles_neon(const uint8_t *qs)
     return q;
 }
 
+/* Five bits as w - 16, -16..15: the nibble where the fifth bit is set, nibble | 0xf0
+ * where it is clear, which is what SRI makes of the mask. */
 CB_INLINE_NEON struct q32_neon q32_fives_neon(const uint8_t *qh, const uint8_t *qs)
 {
-    const uint8x16_t top = vdupq_n_u8(0x10);
-    struct q32_neon q = q32_nibbles_neon(qs);
+    struct q32_neon q;
     uint8x16_t lo[4], hi[4];
-    q32_bits_neon(lo, hi, vld1q_u8(qh));
+    q32_clear_neon(lo, hi, vld1q_u8(qh));
     _Pragma("GCC unroll 4")
     for (size_t r = 0; r < 4; r++) {
-        q.lo[r] = vreinterpretq_s8_u8(vbslq_u8(top, lo[r], vreinterpretq_u8_s8(q.lo[r])));
-        q.hi[r] = vreinterpretq_s8_u8(vbslq_u8(top, hi[r], vreinterpretq_u8_s8(q.hi[r])));
+        const uint8x16_t c = vld1q_u8(qs + 16 * r);
+        q.lo[r] = vreinterpretq_s8_u8(vsriq_n_u8(lo[r], vshlq_n_u8(c, 4), 4));
+        q.hi[r] = vreinterpretq_s8_u8(vsriq_n_u8(hi[r], c, 4));
     }
     return q;
 }
@@ -117,15 +121,11 @@ CB_INLINE_NEON int32x4_t q32_total_neon(enum q32_kind kind, const struct q32_neo
     for (size_t r = 0; r < 4; r++) {
         p[r] = mla16_neon(p[r], q->hi[r], a1);
     }
+    const int32x4_t s = total4_by4_neon(p[0], p[1], p[2], p[3]);
     switch (kind) {
-    case Q32_4_0:
-        return vsubq_s32(total4_by4_neon(p[0], p[1], p[2], p[3]), vdupq_n_s32(8 * x->sum));
-    case Q32_4_1:
-        return total4_by4_neon(p[0], p[1], p[2], p[3]);
-    case Q32_5_0:
-        return vsubq_s32(total4_by2_neon(p[0], p[1], p[2], p[3]), vdupq_n_s32(16 * x->sum));
-    default:
-        return total4_by2_neon(p[0], p[1], p[2], p[3]);
+    case Q32_4_0: return vsubq_s32(s, vdupq_n_s32(8 * x->sum));
+    case Q32_5_1: return vaddq_s32(s, vdupq_n_s32(16 * x->sum));
+    default: return s;
     }
 }
 

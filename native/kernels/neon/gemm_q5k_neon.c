@@ -1,7 +1,7 @@
 /* gemm_q5k_neon.c — Q5_K x Q8_K, x8c16: Q4_K with a fifth bit from two chunks of qh.
  *
- * Weights reach 31, so 4 products an int16 lane are <= 15748 and only two lanes
- * may be added (<= 31496) before widening.
+ * Weights stand as w - 16 (-16..15): 16 products stay within +-32512, so four lanes
+ * may be added in int16. The 16 comes back as 16 * sum of scale * activation sum.
  */
 #include "kblock_neon.h"
 #include "neon.h"
@@ -12,21 +12,21 @@
 #define Q5K_QS ((size_t)384)
 
 /* qh: chunk 0 of the quad's first row; qs: its chunk 2*pair. Bit `2*pair` of qh
- * belongs to the even sub-block, the next one to the odd. */
+ * belongs to the even sub-block, the next one to the odd. Where the bit is clear the
+ * weight is nibble | 0xf0, which is what SRI makes of the mask. */
 CB_INLINE_NEON struct kquad_neon q5k_unpack_neon(const uint8_t *qh, const uint8_t *qs, size_t pair)
 {
-    const uint8x16_t m = vdupq_n_u8(0x0f), top = vdupq_n_u8(0x10);
-    const int8x16_t even = vdupq_n_s8((int8_t)(4 - 2 * (int)pair));
-    const int8x16_t odd = vdupq_n_s8((int8_t)(3 - 2 * (int)pair));
+    const uint8x16_t even = vdupq_n_u8((uint8_t)(1u << (2 * pair)));
+    const uint8x16_t odd = vdupq_n_u8((uint8_t)(2u << (2 * pair)));
     struct kquad_neon q;
     _Pragma("GCC unroll 4")
     for (size_t r = 0; r < 4; r++) {
         _Pragma("GCC unroll 2")
         for (size_t h = 0; h < 2; h++) {
             const uint8x16_t c = vld1q_u8(qs + 128 * h + 16 * r);
-            const uint8x16_t b = vld1q_u8(qh + 128 * h + 16 * r);
-            const uint8x16_t lo = vbslq_u8(top, vshlq_u8(b, even), vandq_u8(c, m));
-            const uint8x16_t hi = vbslq_u8(top, vshlq_u8(b, odd), vshrq_n_u8(c, 4));
+            const uint8x16_t b = vmvnq_u8(vld1q_u8(qh + 128 * h + 16 * r));
+            const uint8x16_t lo = vsriq_n_u8(vtstq_u8(b, even), vshlq_n_u8(c, 4), 4);
+            const uint8x16_t hi = vsriq_n_u8(vtstq_u8(b, odd), c, 4);
             q.lo[h][r] = vreinterpretq_s8_u8(lo);
             q.hi[h][r] = vreinterpretq_s8_u8(hi);
         }
@@ -40,9 +40,15 @@ CB_INLINE_NEON int32x4_t q5k_pair_neon(int32x4_t s, const struct kquad_neon *q, 
 {
     int16x8_t p[4];
     kprod_neon(p, q->lo, vld1q_s8(a), vld1q_s8(a + 16));
-    s = vmlaq_s32(s, total4_by2_neon(p[0], p[1], p[2], p[3]), sc_lo);
+    s = vmlaq_s32(s, total4_by4_neon(p[0], p[1], p[2], p[3]), sc_lo);
     kprod_neon(p, q->hi, vld1q_s8(a + 32), vld1q_s8(a + 48));
-    return vmlaq_s32(s, total4_by2_neon(p[0], p[1], p[2], p[3]), sc_hi);
+    return vmlaq_s32(s, total4_by4_neon(p[0], p[1], p[2], p[3]), sc_hi);
+}
+
+/* What w - 16 left out of S: 16 * sum of scale * activation sum */
+CB_INLINE_NEON int32x4_t q5k_fold_neon(const struct kpair_neon *scales, const struct ksum_neon *b)
+{
+    return vshlq_n_s32(kpair_total_neon(scales, b), 4);
 }
 
 CB_NOINLINE_NEON void q5k_decode_neon(float *y, const struct cb_q8_k *x, const uint8_t *w,
@@ -56,7 +62,10 @@ CB_NOINLINE_NEON void q5k_decode_neon(float *y, const struct cb_q8_k *x, const u
         CB_ORDER_NEON();
         const struct kscale_neon k0 = kscale_neon(w + Q5K_SCALES, 0);
         const struct kscale_neon k1 = kscale_neon(w + Q5K_SCALES, 1);
-        int32x4_t s0 = vdupq_n_s32(0), s1 = s0;
+        const struct ksum_neon bs = ksum_neon(x);
+        const struct kpair_neon p0 = kpair_neon(k0.s_lo, k0.s_hi);
+        const struct kpair_neon p1 = kpair_neon(k1.s_lo, k1.s_hi);
+        int32x4_t s0 = q5k_fold_neon(&p0, &bs), s1 = q5k_fold_neon(&p1, &bs);
         _Pragma("GCC unroll 4")
         for (unsigned j = 0; j < 4; j++) {
             const uint8_t *p = w + Q5K_QS + 256 * (size_t)j;
@@ -91,7 +100,9 @@ CB_NOINLINE_NEON void q5k_tile_neon(float *const *y, const void *const *x, size_
         struct kblock_neon k;
         kblock_load_neon(&k, w);
         for (size_t t = 0; t < n_tok; t++) {
-            s[t][0] = s[t][1] = vdupq_n_s32(0);
+            const struct ksum_neon bs = ksum_neon((const struct cb_q8_k *)x[t] + b);
+            s[t][0] = q5k_fold_neon(&k.sp[0], &bs);
+            s[t][1] = q5k_fold_neon(&k.sp[1], &bs);
         }
         for (size_t j = 0; j < 4; j++) {
             for (size_t h = 0; h < 2; h++) {

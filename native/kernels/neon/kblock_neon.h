@@ -53,16 +53,16 @@ CB_INLINE_NEON int32x4_t kscale_at_neon(const struct kscale_neon *k, unsigned j)
     }
 }
 
-/* Minimums as int16 pairs a row: sub-blocks (0,2), (1,3), (4,6), (5,7). */
-struct kmin_neon {
+/* Scales or minimums as int16 pairs a row: sub-blocks (0,2), (1,3), (4,6), (5,7). */
+struct kpair_neon {
     int16x8_t m[4];
 };
 
-CB_INLINE_NEON struct kmin_neon kmin_neon(const struct kscale_neon *k)
+CB_INLINE_NEON struct kpair_neon kpair_neon(uint32x4_t bytes_lo, uint32x4_t bytes_hi)
 {
-    const uint16x8_t lo = vreinterpretq_u16_u32(k->m_lo), hi = vreinterpretq_u16_u32(k->m_hi);
+    const uint16x8_t lo = vreinterpretq_u16_u32(bytes_lo), hi = vreinterpretq_u16_u32(bytes_hi);
     const uint16x8_t even = vdupq_n_u16(0xff);
-    struct kmin_neon r;
+    struct kpair_neon r;
     r.m[0] = vreinterpretq_s16_u16(vandq_u16(lo, even));
     r.m[1] = vreinterpretq_s16_u16(vshrq_n_u16(lo, 8));
     r.m[2] = vreinterpretq_s16_u16(vandq_u16(hi, even));
@@ -88,8 +88,9 @@ CB_INLINE_NEON struct ksum_neon ksum_neon(const struct cb_q8_k *x)
     return r;
 }
 
-/* M of four rows. |m * b| <= 63 * 4064, 8 of them: far inside int32. */
-CB_INLINE_NEON int32x4_t kmin_total_neon(const struct kmin_neon *m, const struct ksum_neon *b)
+/* Sum over the sub-blocks of m * b, for four rows; with the minimums this is M.
+ * |m * b| <= 63 * 4064, 8 of them: far inside int32, also times 16. */
+CB_INLINE_NEON int32x4_t kpair_total_neon(const struct kpair_neon *m, const struct ksum_neon *b)
 {
     int32x4_t lo = vmull_s16(vget_low_s16(m->m[0]), vget_low_s16(b->b[0]));
     int32x4_t hi = vmull_high_s16(m->m[0], b->b[0]);
@@ -106,9 +107,9 @@ CB_INLINE_NEON int32x4_t kmin_total_neon(const struct kmin_neon *m, const struct
 CB_INLINE_NEON int32x4_t kmin_sum_neon(const uint8_t *p, size_t quad, const struct cb_q8_k *x)
 {
     const struct kscale_neon k = kscale_neon(p, quad);
-    const struct kmin_neon m = kmin_neon(&k);
+    const struct kpair_neon m = kpair_neon(k.m_lo, k.m_hi);
     const struct ksum_neon b = ksum_neon(x);
-    return kmin_total_neon(&m, &b);
+    return kpair_total_neon(&m, &b);
 }
 
 /* acc = fma(d*da, S, acc); acc = fma(-(dmin*da), M, acc) */
@@ -122,7 +123,7 @@ CB_INLINE_NEON float32x4_t kblock_add_neon(float32x4_t acc, float32x4_t d, float
 /* What a prefill tile keeps of a super-block's head. */
 struct kblock_neon {
     int32x4_t sc[2][8]; /* [quad][sub-block] */
-    struct kmin_neon m[2];
+    struct kpair_neon sp[2], m[2];
     float32x4_t d[2], dmin[2];
 };
 
@@ -136,7 +137,8 @@ CB_INLINE_NEON void kblock_load_neon(struct kblock_neon *k, const uint8_t *w)
         for (unsigned j = 0; j < 8; j++) {
             k->sc[h][j] = kscale_at_neon(&s, j);
         }
-        k->m[h] = kmin_neon(&s);
+        k->sp[h] = kpair_neon(s.s_lo, s.s_hi);
+        k->m[h] = kpair_neon(s.m_lo, s.m_hi);
         k->d[h] = half4_neon(w + 8 * h);
         k->dmin[h] = half4_neon(w + 16 + 8 * h);
     }
@@ -146,8 +148,9 @@ CB_INLINE_NEON void kblock_finish_neon(float32x4_t acc[2], const struct kblock_n
                                        const struct cb_q8_k *x, const int32x4_t s[2])
 {
     const struct ksum_neon b = ksum_neon(x);
-    acc[0] = kblock_add_neon(acc[0], k->d[0], k->dmin[0], x->d, s[0], kmin_total_neon(&k->m[0], &b));
-    acc[1] = kblock_add_neon(acc[1], k->d[1], k->dmin[1], x->d, s[1], kmin_total_neon(&k->m[1], &b));
+    const int32x4_t m0 = kpair_total_neon(&k->m[0], &b), m1 = kpair_total_neon(&k->m[1], &b);
+    acc[0] = kblock_add_neon(acc[0], k->d[0], k->dmin[0], x->d, s[0], m0);
+    acc[1] = kblock_add_neon(acc[1], k->d[1], k->dmin[1], x->d, s[1], m1);
 }
 
 /* Four rows' 64 columns of one pair of sub-blocks: lo[h], hi[h] hold columns

@@ -30,6 +30,7 @@ BASE_FLAGS = (
     "-O3",
     "-g",
     "-ffp-contract=off",
+    "-fno-strict-aliasing",
     "-ffunction-sections",
     "-fdata-sections",
 )

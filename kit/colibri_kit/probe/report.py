@@ -100,12 +100,20 @@ def _figures(result: Result) -> list[tuple[str, Any]]:
     out.append(("latency of each token", figure))
 
     figure, axes = _axes("Distribution of token latency", "ms", "tokens")
-    axes.hist(tokens, bins=min(60, max(10, len(tokens) // 8)), color="#3b7a57")
-    for name, value in (("p50", result.token.p50), ("p90", result.token.p90), ("p99", result.token.p99)):
-        axes.axvline(value / 1e6, color="#9a3412", linewidth=1)
-        axes.annotate(
-            name, (value / 1e6, 0.98), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right"
+    low, high, n_bins = min(tokens), max(tokens), min(60, max(10, len(tokens) // 8))
+    if 0 < 10 * low < high:  # rare long stalls would squeeze the rest into one bar
+        bins: Any = [low * (high / low) ** (i / n_bins) for i in range(n_bins + 1)]
+        axes.set_xscale("log")
+    else:
+        bins = n_bins
+    axes.hist(tokens, bins=bins, color="#8fb9a3")
+    s = result.token
+    marks = (("p50", s.p50, "-"), ("p90", s.p90, "--"), ("p99", s.p99, ":"), ("max", s.max, "-."))
+    for name, value, dash in marks:
+        axes.axvline(
+            value / 1e6, color="#9a3412", linewidth=1.2, linestyle=dash, label=f"{name} {value / 1e6:.3g} ms"
         )
+    axes.legend(fontsize="small")
     out.append(("distribution of token latency", figure))
 
     routes = sorted(ns / 1e3 for ns in result.samples["route_ns"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
-import io
-import json
 import os
 import pwd
 import shutil
@@ -13,44 +10,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import parcel_maker
 import pytest
 import ssh_servers
-import tiny_model
+from kit_cli import Ran, kit
 
 USER = "ckboard"
 HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One run of the command line."""
-
-    rc: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        doc: dict[str, Any] = json.loads(self.out)
-        return doc
-
-
-def kit(*args: object) -> Ran:
-    """``colibri-kit ARGS`` in this process."""
-    from colibri_kit.cli import main
-
-    out, err = io.StringIO(), io.StringIO()
-    rc = 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main([str(a) for a in args])
-        except SystemExit as stop:
-            rc = int(stop.code or 0)
-    return Ran(rc, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session")
@@ -75,19 +43,47 @@ def open_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def small_mount(open_dir: Path, user: str) -> Iterator[Path | None]:
+    """A 6 MiB disk; None when we may not mount one. There before the servers start, since
+    dropbear's mount namespace is copied then."""
+    if os.geteuid() != 0:
+        yield None
+        return
+    path = open_dir / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(path)], check=True)
+    shutil.chown(path, user)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture
+def small_disk(small_mount: Path | None) -> Iterator[Path]:
+    """The small disk, empty."""
+    if small_mount is None:
+        pytest.skip("mounting a small file system needs root")
+    yield small_mount
+    subprocess.run(["mount", "-o", "remount,rw,exec", str(small_mount)], check=True)
+    for path in small_mount.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.fixture(scope="session")
 def identity(open_dir: Path) -> Path:
     return ssh_servers.keygen(open_dir / "client_key")
 
 
 @pytest.fixture(scope="session")
-def sshd(open_dir: Path, user: str, identity: Path) -> Iterator[ssh_servers.Server]:
+def sshd(open_dir: Path, user: str, identity: Path, small_mount: Path | None) -> Iterator[ssh_servers.Server]:
     server = ssh_servers.start_sshd(open_dir / "sshd", user, identity)
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="session")
-def dropbear(open_dir: Path, user: str, identity: Path) -> Iterator[ssh_servers.Server]:
+def dropbear(
+    open_dir: Path, user: str, identity: Path, small_mount: Path | None
+) -> Iterator[ssh_servers.Server]:
     """dropbear reads keys only from the home: ours is added there and taken away again."""
     entry = pwd.getpwnam(user)
     file = Path(entry.pw_dir) / ".ssh" / "authorized_keys"
@@ -153,12 +149,12 @@ def board() -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return tiny_model.write(tmp_path / "tiny.coli")
+    return parcel_maker.write(tmp_path / "tiny.coli")
 
 
 @pytest.fixture
 def deploy(engines: dict[str, Path], board: str, prefix: Path, model: Path) -> Callable[..., Ran]:
-    """``deploy(server, *more, engine="a", target=None, args=None)``."""
+    """``deploy(server, *more, engine="a", target=None, args=None, folder=None, place=None)``."""
 
     def call(
         server: ssh_servers.Server,
@@ -167,11 +163,12 @@ def deploy(engines: dict[str, Path], board: str, prefix: Path, model: Path) -> C
         target: str | None = None,
         args: list[str] | None = None,
         folder: Path | None = None,
+        place: Path | None = None,
     ) -> Ran:
         login = server.args if args is None else args
         return kit(
             "deploy", "--board", board, target or server.target, folder or model, *login,
-            "--prefix", prefix, "--engine", engines[engine], *more,
+            "--prefix", place or prefix, "--engine", engines[engine], *more,
         )  # fmt: skip
 
     return call

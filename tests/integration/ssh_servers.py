@@ -144,10 +144,21 @@ def start_dropbear(folder: Path, user: str, identity: Path, *, as_root: bool = F
     serve += ["-P", str(folder / "pid")]
     if os.geteuid() == 0:
         shutil.chown(host_key, user)
-        os.chmod(folder, 0o777)
+        folder.chmod(0o777)
         hide = " ".join(f"[ -e {p} ] && mount --bind /dev/null {p};" for p in SFTP_SERVERS)
         drop = [] if as_root else as_user(user)
-        serve = ["unshare", "-m", "sh", "-c", f'{hide} exec "$@"', "sh", *drop, *serve]
+        serve = [
+            "unshare",
+            "-m",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            f'{hide} exec "$@"',
+            "sh",
+            *drop,
+            *serve,
+        ]
     log = folder / "log"
     with log.open("wb") as out:
         child = subprocess.Popen(serve, stdout=out, stderr=out)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pwd
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_model
-from conftest import Ran, kit
+import parcel_maker
+from kit_cli import Ran, kit
 from ssh_servers import Server
 
 Deploy = Callable[..., Ran]
@@ -20,12 +19,19 @@ def on_board(server: Server, prefix: Path) -> list[object]:
     return [server.target, *server.args, "--prefix", prefix]
 
 
+def link(prefix: Path) -> str:
+    """The release that ``current`` points at."""
+    target = str((prefix / "current").readlink())
+    assert target.startswith("releases/")
+    return target.removeprefix("releases/")
+
+
 def tree(folder: Path) -> dict[str, str]:
     """Every file and link below a folder with its content: to show that nothing changed."""
     out = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
-            out[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
+            out[str(path.relative_to(folder))] = f"-> {path.readlink()}"
         elif path.is_file():
             out[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return out
@@ -39,7 +45,7 @@ def test_first_deploy_lays_out_the_release(
     release = ran.json["release"]
     expected = sum(p.stat().st_size for p in model.iterdir()) + engines["a"].stat().st_size
     assert ran.json["sent"]["bytes_sent"] == expected
-    assert os.readlink(prefix / "current") == f"releases/{release}"
+    assert link(prefix) == release
     for file in model.iterdir():
         there = prefix / "current" / "model.coli" / file.name
         assert there.read_bytes() == file.read_bytes()
@@ -68,7 +74,7 @@ def test_changed_shard_sends_that_shard_and_the_manifest(
     server: Server, deploy: Deploy, prefix: Path, model: Path
 ) -> None:
     first = deploy(server, "--json").json
-    size = tiny_model.change_shard(model)
+    size = parcel_maker.change_shard(model)
     ran = deploy(server, "--json")
     assert ran.rc == 0, ran.err
     assert ran.json["sent"]["files_sent"] == 2
@@ -103,7 +109,7 @@ def test_failing_health_check_rolls_back(server: Server, deploy: Deploy, prefix:
     error = ran.json["error"]
     assert "golden mismatch" in error["message"]
     assert error["state"] == f"rolled back to {good}, which is well"
-    assert os.readlink(prefix / "current") == f"releases/{good}"
+    assert link(prefix) == good
     # Remembered: the same release is not tried again unless asked for by name.
     again = deploy(server, "--json", engine="failing")
     assert again.rc == 6
@@ -128,7 +134,7 @@ def test_rollback_that_fails_too_says_so(sshd: Server, deploy: Deploy, prefix: P
     good = deploy(sshd, "--json").json["release"]
     # The earlier release loses a file that the new one does not use.
     old = prefix / "releases" / good / "model.coli" / "experts-0001.coli"
-    tiny_model.change_shard(model)
+    parcel_maker.change_shard(model)
     assert deploy(sshd, "--dry-run").rc == 0
     old.unlink()
     old.symlink_to("../../../blobs/gone")
@@ -166,9 +172,9 @@ def test_status_logs_rollback_undeploy(server: Server, deploy: Deploy, prefix: P
     assert kit("rollback", *place, "--dry-run", "--json").json["to"] == first
     assert tree(prefix) == before
     assert kit("rollback", *place).rc == 0
-    assert os.readlink(prefix / "current") == f"releases/{first}"
+    assert link(prefix) == first
     assert kit("rollback", *place, "--to", second).rc == 0
-    assert os.readlink(prefix / "current") == f"releases/{second}"
+    assert link(prefix) == second
     ran = kit("rollback", *place, "--to", "r20000101-000000-abcdef", "--json")
     assert ran.rc == 6 and ran.json["error"]["state"] == f"board unchanged: {second} is current"
     assert kit("undeploy", *place).rc == 2
@@ -218,7 +224,7 @@ def test_interrupt_ends_the_engine_on_the_board(
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    if os.readlink(entry / "exe") == str(slow):
+                    if (entry / "exe").readlink() == slow:
                         found.append(entry.name)
                 except OSError:
                     continue
@@ -252,7 +258,7 @@ def test_old_releases_and_their_blobs_are_pruned(
     deploy(sshd)
     old = {p.name for p in (prefix / "blobs").iterdir()}
     for name in ("experts-0000.coli", "experts-0001.coli", "experts-0002.coli"):
-        tiny_model.change_shard(model, name)
+        parcel_maker.change_shard(model, name)
         ran = deploy(sshd, "--keep", "1", "--json")
         assert ran.rc == 0, ran.err
     # The newest and the one before it, which rollback needs.

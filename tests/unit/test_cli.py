@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -94,3 +96,23 @@ def test_group_knows_only_table_verbs() -> None:
     context = click.Context(root)
     assert root.list_commands(context) == sorted(VERBS)
     assert root.get_command(context, "os") is None
+
+
+def test_every_code_has_an_anchor() -> None:
+    """Codes in the sources and anchors in docs/errors.md are the same set."""
+    root_dir = Path(__file__).resolve().parents[2]
+    page = (root_dir / "docs" / "errors.md").read_text()
+    anchors = set(re.findall(r"^### (CK-[A-Z0-9-]+)$", page, re.MULTILINE))
+    used: set[str] = set()
+    made: set[str] = set()
+    for path in (root_dir / "kit" / "colibri_kit").rglob("*.py"):
+        for code in re.findall(r"[\"'](CK-[A-Z0-9-]+)(?=[\"'{])", path.read_text()):
+            (made if code.endswith("-") else used).add(code)
+    assert used - anchors == set()
+    for prefix in made:
+        assert any(a.startswith(prefix) for a in anchors), prefix
+    stale = {a for a in anchors - used if not a.startswith(tuple(made))}
+    assert stale == set()
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, errors.KitError) and cls is not errors.KitError:
+            assert f"| {cls.exit_status} | " in page and cls.__name__ in page

@@ -107,7 +107,7 @@ static int read_prompt(const struct run *r, char **text, size_t *n, struct cb_er
     } else if (strcmp(r->prompt_file, "-") == 0) {
         rc = sys_read_all(stdin, "standard input", PROMPT_MAX, text, n, err);
     } else {
-        FILE *f = fopen(r->prompt_file, "rb");
+        FILE *f = sys_open(r->prompt_file, "rb");
         if (f == NULL)
             return cb_fail(err, CB_EINVAL, "cannot open %s: %s", r->prompt_file, strerror(errno));
         rc = sys_read_all(f, r->prompt_file, PROMPT_MAX, text, n, err);

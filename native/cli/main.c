@@ -50,7 +50,7 @@ static int unknown_verb(const char *word)
 int main(int argc, char **argv)
 {
     cli_start_ns = cb_os_now_ns();
-    sys_binary_stdio();
+    sys_begin(&argv);
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_USAGE;

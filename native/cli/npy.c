@@ -165,7 +165,7 @@ static int read_items(FILE *f, const char *path, int32_t **out, uint32_t *n, str
 
 int npy_read_i32(const char *path, int32_t **out, uint32_t *n, struct cb_err *err)
 {
-    FILE *f = fopen(path, "rb");
+    FILE *f = sys_open(path, "rb");
     if (f == NULL)
         return cb_fail(err, CB_EIO, "cannot open %s: %s", path, strerror(errno));
     int rc = read_items(f, path, out, n, err);
@@ -203,7 +203,7 @@ int npy_create(struct npy_out *o, const char *path, const char *descr, const uin
     unsigned char head[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(padded & 0xff),
                               (unsigned char)(padded >> 8)};
     o->left = items;
-    o->f = fopen(o->temp, "wb");
+    o->f = sys_open(o->temp, "wb");
     if (o->f == NULL)
         return failed(o, "create", err);
     if (fwrite(head, 1, sizeof head, o->f) != sizeof head ||

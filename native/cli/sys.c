@@ -14,6 +14,7 @@
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 
+#include <corecrt_startup.h>
 #include <fcntl.h>
 #include <io.h>
 #include <process.h>
@@ -42,18 +43,64 @@ long sys_pid(void)
     return (long)_getpid();
 }
 
-int sys_replace(const char *from, const char *to)
+/* UTF-8 to UTF-16, malloc'ed; NULL on failure. */
+static wchar_t *widen(const char *text)
 {
-    if (MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING))
-        return 0;
-    errno = EACCES;
-    return -1;
+    int n = MultiByteToWideChar(CP_UTF8, 0, text, -1, NULL, 0);
+    wchar_t *wide = n > 0 ? malloc((size_t)n * sizeof *wide) : NULL;
+    if (wide != NULL)
+        (void)MultiByteToWideChar(CP_UTF8, 0, text, -1, wide, n);
+    return wide;
 }
 
-void sys_binary_stdio(void)
+int sys_replace(const char *from, const char *to)
+{
+    wchar_t *a = widen(from), *b = widen(to);
+    int done = a != NULL && b != NULL && MoveFileExW(a, b, MOVEFILE_REPLACE_EXISTING);
+    free(a);
+    free(b);
+    if (!done)
+        errno = EACCES;
+    return done ? 0 : -1;
+}
+
+FILE *sys_open(const char *path, const char *mode)
+{
+    wchar_t *wide_path = widen(path), *wide_mode = widen(mode);
+    FILE *f = wide_path != NULL && wide_mode != NULL ? _wfopen(wide_path, wide_mode) : NULL;
+    free(wide_path);
+    free(wide_mode);
+    return f;
+}
+
+/* The command line as the system keeps it, in UTF-8; lives as long as we do. */
+static char **utf8_args(void)
+{
+    if (_configure_wide_argv(_crt_argv_unexpanded_arguments) != 0 || __p___wargv() == NULL)
+        return NULL;
+    wchar_t **wide = *__p___wargv();
+    size_t n = 0;
+    while (wide != NULL && wide[n] != NULL)
+        n++;
+    char **args = n > 0 ? calloc(n + 1, sizeof *args) : NULL;
+    for (size_t i = 0; args != NULL && i < n; i++) {
+        int bytes = WideCharToMultiByte(CP_UTF8, 0, wide[i], -1, NULL, 0, NULL, NULL);
+        args[i] = bytes > 0 ? malloc((size_t)bytes) : NULL;
+        if (args[i] == NULL)
+            return NULL;
+        (void)WideCharToMultiByte(CP_UTF8, 0, wide[i], -1, args[i], bytes, NULL, NULL);
+    }
+    return args;
+}
+
+void sys_begin(char ***argv)
 {
     (void)_setmode(_fileno(stdin), _O_BINARY);
     (void)_setmode(_fileno(stdout), _O_BINARY);
+    (void)SetConsoleOutputCP(CP_UTF8);
+    char **args = utf8_args();
+    if (args != NULL)
+        *argv = args;
 }
 
 void sys_catch_interrupt(void)
@@ -87,8 +134,14 @@ int sys_replace(const char *from, const char *to)
     return rename(from, to);
 }
 
-void sys_binary_stdio(void)
+FILE *sys_open(const char *path, const char *mode)
 {
+    return fopen(path, mode);
+}
+
+void sys_begin(char ***argv)
+{
+    (void)argv;
 }
 
 void sys_catch_interrupt(void)

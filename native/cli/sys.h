@@ -10,7 +10,11 @@
 
 long sys_pid(void);
 int sys_replace(const char *from, const char *to); /* rename over; 0 or -1 with errno */
-void sys_binary_stdio(void);                       /* no CR LF translation on Windows */
+FILE *sys_open(const char *path, const char *mode); /* fopen; paths are UTF-8 everywhere */
+
+/* Windows: no CR LF translation, a UTF-8 console, and *argv in UTF-8 instead of
+ * the ANSI code page (stays as it is when that fails). Nothing elsewhere. */
+void sys_begin(char ***argv);
 
 /* The first Ctrl-C after this only sets the flag, the second one ends us. */
 void sys_catch_interrupt(void);

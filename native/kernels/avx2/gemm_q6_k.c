@@ -10,6 +10,8 @@
  */
 #include "avx2.h"
 
+#define CB_Q6_BYTES 1680 /* of a super-block */
+
 /* Signed byte j of each dword in both 16-bit halves. */
 CB_INLINE __m256i cb_sspread_avx2(__m256i v, int j, int k)
 {
@@ -88,13 +90,29 @@ CB_INLINE void cb_q6_quads_avx2(const __m256i a[2], const __m256i b[2], const __
                     sc[6], s, T);
 }
 
+/* A quarter of the next super-block. This type is read in three places at once, forwards
+ * and backwards, which hardware prefetchers do not follow: without this, weights come from memory
+ * at a quarter of its speed. A prefetch past the end does nothing (the address is an integer, as a
+ * pointer may not leave its object). */
+CB_INLINE void cb_q6_ahead_avx2(const uint8_t *w, size_t quarter)
+{
+    const char *p = (const char *)((uintptr_t)w + CB_Q6_BYTES + 448 * quarter);
+    _mm_prefetch(p, _MM_HINT_T0);
+    _mm_prefetch(p + 64, _MM_HINT_T0);
+    _mm_prefetch(p + 128, _MM_HINT_T0);
+    _mm_prefetch(p + 192, _MM_HINT_T0);
+    _mm_prefetch(p + 256, _MM_HINT_T0);
+    _mm_prefetch(p + 320, _MM_HINT_T0);
+    _mm_prefetch(p + 384, _MM_HINT_T0);
+}
+
 CB_INLINE void cb_q6_k_tile_avx2(float *const *y, const void *const *x, size_t row,
                                  const uint8_t *w, size_t n_blocks, const int T)
 {
     const struct cb_q8_k *a[CB_TILE];
     __m256 acc[CB_TILE];
     CB_EACH(T, a[t] = x[t]; acc[t] = _mm256_setzero_ps());
-    for (size_t blk = 0; blk < n_blocks; blk++, w += 1680) {
+    for (size_t blk = 0; blk < n_blocks; blk++, w += CB_Q6_BYTES) {
         const __m256 d = cb_rows16_avx2(w);
         struct cb_q6_scales_avx2 f;
         const int8_t *q[CB_TILE];
@@ -106,6 +124,7 @@ CB_INLINE void cb_q6_k_tile_avx2(float *const *y, const void *const *x, size_t r
             const size_t at = 128 * (i / 2) + 16 * (i % 2);
             const __m256i *sc = f.sc + 8 * (i / 2) + i % 2;
             __m256i va[4], vb[4], vh[4];
+            cb_q6_ahead_avx2(w, i);
             cb_transpose_avx2(ql, va);
             cb_transpose_avx2(ql + 256, vb);
             cb_transpose_avx2(w + 144 + 128 * i, vh);

@@ -229,12 +229,8 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             GgufFile(bad)
     os.mkfifo(tmp_path / "pipe")
-    fd = os.open(tmp_path / "pipe", os.O_RDWR)  # or opening it for reading would wait
-    try:
-        with pytest.raises(FormatError, match="not a regular file"):
-            GgufFile(tmp_path / "pipe")
-    finally:
-        os.close(fd)
+    with pytest.raises(FormatError, match="not a regular file"):
+        GgufFile(tmp_path / "pipe")
 
 
 def test_truncation_at_every_byte_is_refused(tmp_path: Path) -> None:

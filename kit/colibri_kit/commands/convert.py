@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--name", help="Name in the manifest; default: the GGUF's general.name.")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 = all cores.")
 @click.option("--ignore-key", multiple=True, metavar="KEY", help="A GGUF key that you know is harmless.")
+@click.option("--over-budget", is_flag=True, help="Compute the golden although memory seems short.")
 @click.option("--force", is_flag=True, help="Replace OUT.coli once the new one is complete.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written; write nothing.")
 def command(
@@ -37,6 +38,7 @@ def command(
     name: str | None,
     threads: int,
     ignore_key: tuple[str, ...],
+    over_budget: bool,
     force: bool,
     dry_run: bool,
 ) -> None:
@@ -65,9 +67,11 @@ def command(
             ui.result(plan_data(plan, out, needed), plan_text(plan, out, needed, ui))
             return
         job.check_target(out, needed, force=force)
+        if not over_budget:
+            job.check_memory(plan.weight_bytes)
         for key in model.ignored_keys:
             ui.warn(f"{key} ignored, as you asked")
-        facts = job.run(gguf, plan, tokenizer, out, threads, ui)
+        facts = job.run(gguf, plan, tokenizer, out, threads, ui, over_budget=over_budget)
     ui.result(facts, report_text(facts))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +59,44 @@ def check_space(folder: Path, needed: int) -> None:
         )
 
 
+def check_memory(needed: int) -> None:
+    """Refuses early what the golden could not load: better now than after an hour of writing.
+
+    The engine counts exactly when it opens the model; this only compares the weights with
+    what Linux calls available. Elsewhere it says nothing.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            if needed > available:
+                raise PreflightError(
+                    f"the golden needs the whole model in memory: {needed} bytes, {available} are available",
+                    hint="convert on a larger machine, or let it swap with --over-budget",
+                    state="unchanged",
+                )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM (service stop, timeout) unwinds as Ctrl-C does, so that clean-up runs."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
 @contextmanager
 def partial(out: Path, ui: Ui, *, folder: bool = True) -> Iterator[Path]:
     """A path beside ``out`` that is renamed by the caller, and removed when anything goes wrong."""
@@ -66,7 +106,8 @@ def partial(out: Path, ui: Ui, *, folder: bool = True) -> Iterator[Path]:
     if folder:
         path.mkdir()
     try:
-        yield path
+        with _terminable():
+            yield path
     except BaseException:
         _remove(path)
         ui.note(f"removed {path.name}; {out.name} is unchanged")
@@ -128,7 +169,14 @@ def token_text(kv: dict[str, Any], name: str) -> str:
 
 
 def run(
-    gguf: GgufFile, plan: Plan, tokenizer: ExportedTokenizer, out: Path, threads: int, ui: Ui
+    gguf: GgufFile,
+    plan: Plan,
+    tokenizer: ExportedTokenizer,
+    out: Path,
+    threads: int,
+    ui: Ui,
+    *,
+    over_budget: bool = False,
 ) -> dict[str, Any]:
     """Writes, checks and renames. ``out`` appears whole and verified, or not at all.
 
@@ -174,7 +222,7 @@ def run(
             )
 
         _write(folder / manifest.NAME, document(None))
-        golden = compute_golden(folder, threads, ui)
+        golden = compute_golden(folder, threads, ui, over_budget=over_budget)
         _write(folder / manifest.NAME, document(golden))
         final = manifest.read(folder)
         check_listing(folder, final)
@@ -197,12 +245,12 @@ def run(
     }
 
 
-def compute_golden(folder: Path, threads: int, ui: Ui) -> str:
+def compute_golden(folder: Path, threads: int, ui: Ui, *, over_budget: bool = False) -> str:
     """Runs the engine on the fixed tokens; the model must fit this machine's memory."""
     from colibri_kit.native import Engine
 
     ui.detail("computing the golden")
-    with Engine(folder, ctx=32, threads=threads) as engine:
+    with Engine(folder, ctx=32, threads=threads, over_budget=over_budget) as engine:
         return engine.golden()
 
 

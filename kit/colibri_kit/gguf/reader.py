@@ -158,16 +158,15 @@ class GgufFile:
         self.path = Path(path)
         self.name = self.path.name
         try:
-            self._file = self.path.open("rb")
-        except OSError as err:
-            raise FormatError(
-                f"{self.path}: cannot be opened: {err.strerror}", code="CK-FORMAT-GGUF"
-            ) from err
-        try:
-            info = os.fstat(self._file.fileno())
-            if not stat.S_ISREG(info.st_mode):
+            # Before opening: a pipe without a writer would wait for ever.
+            if not stat.S_ISREG(self.path.stat().st_mode):
                 raise FormatError(f"{self.path}: not a regular file", code="CK-FORMAT-GGUF")
-            self.size = info.st_size
+            self._file = self.path.open("rb")
+        except (OSError, ValueError) as err:
+            why = err.strerror if isinstance(err, OSError) else str(err)
+            raise FormatError(f"{self.path}: cannot be opened: {why}", code="CK-FORMAT-GGUF") from err
+        try:
+            self.size = os.fstat(self._file.fileno()).st_size
             self._parse()
         except BaseException:
             self._file.close()

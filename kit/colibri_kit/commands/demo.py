@@ -115,7 +115,7 @@ def _steps(ui: Ui, recipe: Recipe, model: Path) -> list[tuple[str, Callable[[], 
         return f"{count} tokens, greedy"
 
     def probe() -> str:
-        _verb(ui, "probe", "--board", recipe.board, "--latency", show=True)
+        _verb(ui, "probe", "--board", recipe.board, "--latency", "--runs", "3", show=True)
         return "measured here, now"
 
     return [

@@ -1,6 +1,7 @@
 """The quantiser (native/quant) against the gguf package, known bounds, and itself on other compilers.
 
 Built here with gcc alone, without the kit, so that a failure points at the C code.
+Run as a program it prints the table of docs/quantisation.md.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -383,3 +385,12 @@ def test_the_bytes_do_not_depend_on_compiler_flags_or_machine(
     run = subprocess.run([*runner, main], input=x.tobytes(), capture_output=True, check=True)
     names = sorted(TYPES, key=TYPES.__getitem__)
     assert run.stdout == b"".join(quant.quantise(name, x).tobytes() for name in names)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as tmp:
+        q = _build(Path(tmp) / "libquant.so", "-O3")
+        data = {kind: _rows(kind, rows=256, cols=2048) for kind in KINDS}
+        for n in TYPES:
+            errors = " | ".join(f"{_rel(x, q.round_trip(n, x)):.5f}" for x in data.values())
+            print(f"| {n} | {8 * q.row_bytes(n, 256) / 256:g} | {errors} |")

@@ -4,7 +4,7 @@
 #   make engine BOARD=rpi4   the engine for a board, in build/
 #   make lint                ruff, mypy
 #   make check               lint and test
-#   make bench               tests marked bench
+#   make bench               memory bandwidth and kernels of this machine, as CSV
 #   make format              ruff and clang-format, in place
 #   make clean               removes what was built here, not the caches
 PYTHON ?= python3
@@ -59,8 +59,8 @@ lint: setup
 
 check: lint test
 
-bench: setup
-	python -m pytest tests -q -m bench $(ARGS)
+bench: engine
+	build/colibri-$(BOARD) bench $(ARGS)
 
 format: setup
 	ruff check --fix kit tests setup.py

@@ -133,6 +133,16 @@ def test_same_bytes_from_two_folders(
     assert str(tmp_path).encode() not in Path(results[0].path).read_bytes()
 
 
+def test_folders_with_spaces_and_quotes(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = build_engine(load_board("host"), native=tree(tmp_path / "plain"))
+    odd = tmp_path / 'it\'s a "folder"'
+    monkeypatch.setenv("XDG_CACHE_HOME", str(odd / "cache"))
+    result = build_engine(load_board("host"), odd / "out", native=tree(odd))
+    assert not result.cached and result.sha256 == plain.sha256
+
+
 def test_stripped_file_is_the_debug_file_less_symbols(tmp_path: Path, own_cache: Path) -> None:
     result = build_engine(load_board("rpi4"), tmp_path / "a", native=tree(tmp_path))
     full, stripped = elf.alloc_sections(Path(result.debug)), elf.alloc_sections(Path(result.path))

@@ -179,7 +179,7 @@ def _object_list(plan: EnginePlan) -> Path:
 def _link_linux(plan: EnginePlan, objects: list[Path], full: Path, stripped: Path) -> int:
     board = plan.board
     flags = [*plan.link_flags, "-g", f"-Wl,--build-id=0x{plan.build_id}"]
-    link(flags, objects, full, _object_list(plan), plan.native)
+    link(flags, objects, full, _object_list(plan))
     if not elf.is_static(full):
         raise BuildError("the linked binary is not static", code="CK-BUILD-LINK")
     scanned = scan.check(full, board=board.name, mcpu=board.mcpu, isa=board.isa)
@@ -198,11 +198,11 @@ def _link_windows(plan: EnginePlan, objects: list[Path], full: Path, stripped: P
     zig keeps debug information of PE files only in a PDB, whose name the linker derives from the
     output's; it is moved over ``full``.
     """
-    link([*plan.link_flags, "-s"], objects, stripped, _object_list(plan), plan.native)
+    link([*plan.link_flags, "-s"], objects, stripped, _object_list(plan))
     exe = full.with_name(full.name + ".exe")
     pdb = exe.with_suffix(".pdb")
     try:
-        link([*plan.link_flags, "-g"], objects, exe, _object_list(plan), plan.native)
+        link([*plan.link_flags, "-g"], objects, exe, _object_list(plan))
         (pdb if pdb.is_file() else exe).replace(full)
     finally:
         for path in (exe, pdb, stripped.with_suffix(".pdb")):

@@ -65,7 +65,7 @@ def build_library(native: Path | None = None) -> Path:
     temporary = scratch(final)
     try:
         names = final.with_suffix(".list")
-        link([*flags, "-lm", "-lpthread"], objects, temporary, names, native)
+        link([*flags, "-lm", "-lpthread"], objects, temporary, names)
         publish(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)

@@ -70,12 +70,15 @@ def first_errors(text: str) -> str:
     return "\n".join(lines[start : start + MAX_ERROR_LINES])
 
 
-def link(flags: Sequence[str], objects: Sequence[Path], output: Path, list_file: Path, cwd: Path) -> None:
+def link(flags: Sequence[str], objects: Sequence[Path], output: Path, list_file: Path) -> None:
     """Links objects; their names go through list_file, which stays so that a failure can be repeated.
+
+    zig's reading of such lists knows no escapes, so names in it are relative to the object cache.
 
     Raises:
         BuildError: the linker refused.
     """
+    base = resources.cache_dir() / "objects"
     list_file.parent.mkdir(parents=True, exist_ok=True)
-    list_file.write_text("\n".join(shlex.quote(str(path)) for path in objects) + "\n")
-    cc([*flags, f"@{list_file}", "-o", str(output)], cwd)
+    list_file.write_text("".join(f"{path.relative_to(base).as_posix()}\n" for path in objects))
+    cc([*flags, f"@{list_file}", "-o", str(output)], base)

@@ -18,7 +18,12 @@ from hypothesis import strategies as st
 from colibri_kit import cli, native
 from colibri_kit.convert import check
 from colibri_kit.convert import manifest as mf
+from colibri_kit.convert.adapters import map_model
+from colibri_kit.convert.plan import make_plan
+from colibri_kit.convert.tokenizer import export_tokenizer
+from colibri_kit.convert.tokenizer_keys import check_tokenizer_keys
 from colibri_kit.errors import FormatError, KitError
+from colibri_kit.gguf.reader import GgufFile
 
 
 def run(*argv: object) -> int:
@@ -335,58 +340,31 @@ def test_vocabulary_and_embedding_must_agree(tmp_path: Path, capsys: pytest.Capt
     assert "264 tokens in the vocabulary, but token_embd.weight has 300 rows" in capsys.readouterr().err
 
 
-# ---- logits ------------------------------------------------------------------
+ODD_VALUES: list[Any] = [
+    "", b"\xff", -1, 2**63, 1.5, float("nan"), float("inf"), True, 0, [], ["a"], [b"\xff"], [["a"], ["b"]],
+    "x" * 10_000, np.array([1, 2, 3], "<u4"), np.array([], "<f4"), np.array([float("nan")]),
+]  # fmt: skip
 
 
-def npy(path: Path, array: Any) -> Path:
-    np.save(path, array, allow_pickle=True)
-    return path
-
-
-def test_logits_refuses_bad_token_files(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = npy(tmp_path / "good.npy", np.arange(5, dtype=np.int32)).read_bytes()
-    (tmp_path / "cut.npy").write_bytes(good[:-3])
-    (tmp_path / "long.npy").write_bytes(good + b"x")
-    (tmp_path / "text.npy").write_text("1 2 3")
-    (tmp_path / "lies.npy").write_bytes(good.replace(b"(5,)", b"(9999999999999,)"))
-    cases = {
-        npy(tmp_path / "float.npy", np.zeros(3, np.float32)): "one dimension of int32",
-        npy(tmp_path / "two.npy", np.zeros((2, 2), np.int32)): "one dimension of int32",
-        npy(tmp_path / "none.npy", np.zeros(0, np.int32)): "holds 0 ids",
-        npy(tmp_path / "high.npy", np.array([1, 264], np.int64)): "id 264 at 1 is not in the vocabulary",
-        npy(tmp_path / "low.npy", np.array([-1], np.int32)): "id -1 at 0",
-        npy(tmp_path / "ctx.npy", np.zeros(129, np.int32)): "129 ids are more than the model's context",
-        npy(tmp_path / "pickle.npy", np.array([{"a": 1}], dtype=object)): "not a .npy file",
-        tmp_path / "cut.npy": "not a .npy file",
-        tmp_path / "long.npy": "more bytes follow",
-        tmp_path / "text.npy": "not a .npy file",
-        tmp_path / "lies.npy": "not a .npy file",
-        tmp_path / "absent.npy": "cannot be read",
-    }
-    for path, said in cases.items():
-        assert run("logits", models / "a.coli", "--tokens", path, "-o", tmp_path / "out.npy") == 2, path
-        err = capsys.readouterr().err
-        assert said in err and path.name in err and "Traceback" not in err
-    assert not (tmp_path / "out.npy").exists()
-    ids = tmp_path / "good.npy"
-    ids.write_bytes(good)
-    assert run("logits", models / "a.coli", "--tokens", ids, "-o", tmp_path / "out.npy", "--isa", "mmx") != 0
-    assert not (tmp_path / "out.npy").exists()
-    assert run("logits", models / "a.coli", "--tokens", ids, "-o", tmp_path / "no" / "out.npy") == 2
-
-
-def test_logits_do_not_depend_on_isa_threads_or_batch(models: Path, tmp_path: Path) -> None:
-    ids = npy(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 264, 40).astype(np.int32))
-    seen = set()
-    for i, extra in enumerate(
-        (["--isa", "scalar", "--threads", 1, "--batch", 1], ["--threads", 2, "--batch", 7])
-    ):
-        out = tmp_path / f"{i}.npy"
-        assert run("logits", "-q", models / "a.coli", "--tokens", ids, "-o", out, *extra) == 0
-        seen.add(np.load(out).tobytes())
-    assert len(seen) == 1
+@pytest.mark.parametrize("arch", ["llama", "granitemoe", "qwen2moe"])
+def test_no_value_of_any_key_brings_a_traceback(tmp_path: Path, arch: str) -> None:
+    """Every key with every odd value: the planning parts accept it or raise FormatError."""
+    keys = ("rope.scaling.type", "rope.scaling.factor", "attention.key_length", "expert_weights_norm",
+            "expert_weights_scale", "rope.scaling.finetuned", "new", "attention.sliding_window")  # fmt: skip
+    refused = 0
+    with GgufFile(make(tmp_path / "m.gguf", arch)) as g:
+        whole = dict(g.kv)
+        more = ["split.count", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.fim_pad_token_id"]
+        for key in [*whole, *(f"{arch}.{k}" for k in keys), *more]:
+            for value in ODD_VALUES:
+                g.kv = whole | {key: value}
+                try:
+                    make_plan(map_model(g), "q4_k_m")
+                    check_tokenizer_keys(g.kv, g.name)
+                    export_tokenizer(g.kv)
+                except FormatError:
+                    refused += 1
+    assert refused > 200
 
 
 def test_the_engine_finds_the_same_faults(model: Path) -> None:

@@ -29,7 +29,6 @@ from colibri_kit.errors import FormatError
 from colibri_kit.gguf.types import BY_NAME, TYPES
 
 Q = gguf.GGMLQuantizationType
-DATA = Path(__file__).parent.parent / "data" / "gguf"
 
 
 def run(*argv: object) -> int:
@@ -273,6 +272,22 @@ def test_no_space_is_found_before_writing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1000))
     source = make(tmp_path / "m.gguf")
     assert run("convert", "-q", source, "-o", tmp_path / "m.coli") == 6
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
+    """The system refuses a write half-way: here a limit on the size of files."""
+    source = make(tmp_path / "m.gguf", d=256, ff=256)
+    code = (
+        "import resource, sys; from colibri_kit.cli import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)); main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "convert", str(source), "-o", str(tmp_path / "m.coli")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7 and "Traceback" not in done.stderr, done.stderr
+    assert "File too large" in done.stderr and "state: unchanged" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
 
 

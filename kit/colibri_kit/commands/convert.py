@@ -46,6 +46,7 @@ def command(
     from colibri_kit.convert.adapters import map_model
     from colibri_kit.convert.plan import make_plan
     from colibri_kit.convert.tokenizer import export_tokenizer
+    from colibri_kit.convert.tokenizer_keys import check_tokenizer_keys
     from colibri_kit.errors import FormatError, UsageError
     from colibri_kit.gguf.reader import GgufFile
 
@@ -54,6 +55,7 @@ def command(
         raise UsageError(f"{out}: the output's name must end in .coli", hint=f"-o {out.name}.coli")
     with GgufFile(source) as gguf:
         model = map_model(gguf, name=name, ignore_keys=ignore_key)
+        check_tokenizer_keys(gguf.kv, gguf.name)
         tokenizer = export_tokenizer(gguf.kv)
         if tokenizer.n_vocab != model.geometry.n_vocab:
             raise FormatError(

@@ -89,9 +89,10 @@ def map_model(gguf: GgufFile, *, name: str | None = None, ignore_keys: Sequence[
         raise unsupported(
             f"{gguf.name}: unknown architecture {arch!r}; supported: {', '.join(sorted(FAMILIES))}"
         )
-    if gguf.kv.get("split.count", 0) not in (0, 1):
+    parts = gguf.kv.get("split.count", 0)
+    if not isinstance(parts, int) or parts not in (0, 1):
         raise unsupported(
-            f"{gguf.name}: split.count: one of {gguf.kv['split.count']} files of a split model",
+            f"{gguf.name}: split.count: this is one of {parts!r} files of a split model",
             "join them first: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
         )
     hp = HParams(gguf, arch)

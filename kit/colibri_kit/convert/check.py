@@ -201,7 +201,7 @@ def check_listing(folder: Path, manifest: Manifest) -> None:
     """Every listed file is there with its size, and no other .coli file is."""
     listed = {f.name: f for f in manifest.files}
     try:
-        present = {p.name: p for p in folder.iterdir() if p.name != NAME}
+        present = {p.name: p.stat().st_size for p in folder.iterdir() if p.name != NAME}
     except OSError as err:
         raise FormatError(f"{folder}: cannot be read: {err.strerror}", code="CK-FORMAT-COLI") from err
     for name, fact in listed.items():
@@ -211,7 +211,7 @@ def check_listing(folder: Path, manifest: Manifest) -> None:
                 code="CK-FORMAT-COLI",
                 hint="copy the whole model folder again",
             )
-        size = present[name].stat().st_size
+        size = present[name]
         if size != fact.bytes:
             _bad(name, min(size, fact.bytes), f"has {size} bytes; {NAME} says {fact.bytes}")
     extra = sorted(n for n in present if n not in listed and n.endswith(".coli"))

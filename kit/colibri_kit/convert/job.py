@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from colibri_kit.convert import build, manifest
 from colibri_kit.convert.chat import chat_parts
 from colibri_kit.convert.check import check_file, check_head, check_listing, check_model
-from colibri_kit.errors import PreflightError, VerifyError
+from colibri_kit.errors import PreflightError, TransferError, VerifyError
 
 if TYPE_CHECKING:
     from colibri_kit.convert.plan import Plan
@@ -99,18 +99,26 @@ def _terminable() -> Iterator[None]:
 
 @contextmanager
 def partial(out: Path, ui: Ui, *, folder: bool = True) -> Iterator[Path]:
-    """A path beside ``out`` that is renamed by the caller, and removed when anything goes wrong."""
+    """A path beside ``out`` that is renamed by the caller, and removed when anything goes wrong.
+
+    Raises:
+        TransferError: the system refused a write (disk full, no permission).
+    """
     path = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    if os.path.lexists(path):
-        _remove(path)
-    if folder:
-        path.mkdir()
     try:
+        if os.path.lexists(path):
+            _remove(path)
+        if folder:
+            path.mkdir()
         with _terminable():
             yield path
-    except BaseException:
+    except BaseException as err:
         _remove(path)
         ui.note(f"removed {path.name}; {out.name} is unchanged")
+        if isinstance(err, OSError):
+            raise TransferError(
+                f"{err.filename or path}: {err.strerror or err}: writing stopped", state="unchanged"
+            ) from err
         raise
 
 

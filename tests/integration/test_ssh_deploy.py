@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import pwd
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import parcel_maker
 from kit_cli import Ran, kit
-from ssh_servers import Server
+from ssh_servers import Server, start_sshd
 
 Deploy = Callable[..., Ran]
 
@@ -267,3 +269,36 @@ def test_old_releases_and_their_blobs_are_pruned(
     assert len(blobs) == 1 + 6 + 2  # engine, six files, the other shard and manifest
     assert not old <= blobs
     assert kit("rollback", *on_board(sshd, prefix)).rc == 0
+
+
+def test_board_with_nothing_but_busybox(
+    open_dir: Path, user: str, identity: Path, deploy: Deploy, prefix: Path, model: Path
+) -> None:
+    """Every program that a deployment runs on the board is busybox's, its shell included."""
+    busybox = shutil.which("busybox")
+    assert busybox, "this test needs busybox (Debian: busybox-static)"
+    tools = open_dir / "busybox-bin"
+    tools.mkdir()
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout
+    for name in applets.split():
+        (tools / name).symlink_to(busybox)
+    server = start_sshd(open_dir / "busybox-sshd", user, identity, extra=f"SetEnv PATH={tools}\n")
+    try:
+        first = deploy(server, "--json")
+        assert first.rc == 0, first.err
+        assert deploy(server, "--json").json["sent"]["bytes_sent"] == 0
+        size = parcel_maker.change_shard(model)
+        second = deploy(server, "--keep", "1", "--json")
+        assert second.json["sent"]["bytes_sent"] == size + (model / "manifest.json").stat().st_size
+        assert link(prefix) == second.json["release"]
+        assert not list(prefix.glob(".current*"))  # mv -T renamed it; it did not move into `current`
+        assert deploy(server, engine="failing").rc == 9
+        assert link(prefix) == second.json["release"]
+        place = on_board(server, prefix)
+        assert kit("rollback", *place, "--to", first.json["release"]).rc == 0
+        assert kit("run", *place, "--prompt", "x").out.startswith("x|")
+        assert len(kit("logs", *place, "--json").json["deployments"]) == 5
+        assert kit("undeploy", *place, "--yes").rc == 0
+        assert not prefix.exists()
+    finally:
+        server.stop()

@@ -80,6 +80,8 @@ def parse_target(text: str) -> Target:
     # characters are never part of a name.
     if not host or host.startswith("-") or (user is not None and (not user or user.startswith("-"))):
         raise UsageError(f"'{text}' is not [user@]host[:port]")
+    if not bracket and re.search(r"[\[\]]", host):
+        raise UsageError(f"'{text}' is not [user@]host[:port]")
     if re.search(r"[\s\x00-\x1f/\\'\"$`;&|<>()]", text):
         raise UsageError(f"'{text}' is not [user@]host[:port]")
     return Target(user, host, port)

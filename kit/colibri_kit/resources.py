@@ -47,9 +47,19 @@ def recipes_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/colibri-kit`` or ``~/.cache/colibri-kit``; created when missing."""
+    """``$XDG_CACHE_HOME/colibri-kit`` or ``~/.cache/colibri-kit``; created when missing.
+
+    Raises:
+        ConfigError: there is no home folder, or it cannot be written.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    path = Path(base) if base.startswith("/") else Path.home() / ".cache"
-    path = path / "colibri-kit"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path = (Path(base) if base.startswith("/") else Path.home() / ".cache") / "colibri-kit"
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as err:
+        raise ConfigError(
+            f"no folder for caches: {err}",
+            hint="name a folder you may write: XDG_CACHE_HOME=/some/folder",
+            code="CK-CONFIG-CACHE",
+        ) from err
     return path

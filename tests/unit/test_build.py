@@ -15,7 +15,7 @@ from elftools.elf.elffile import ELFFile
 
 from colibri_kit import resources
 from colibri_kit.config import Board, load_board
-from colibri_kit.errors import BuildError
+from colibri_kit.errors import BuildError, ConfigError
 from colibri_kit.toolchain import build_engine, elf, pe, plan_engine, scan
 from colibri_kit.toolchain.sources import find_sources
 from colibri_kit.toolchain.zig import cc
@@ -114,6 +114,34 @@ def test_builds_runs_and_caches(tmp_path: Path, own_cache: Path) -> None:
 
     (native / "include" / "colibri.h").write_text(HEADER + "#define NEW 1\n")
     assert build_engine(host, native=native).build_id != changed.build_id
+
+
+def test_damaged_cache_is_built_anew(tmp_path: Path, own_cache: Path) -> None:
+    native = tree(tmp_path)
+    first = build_engine(load_board("host"), native=native)
+    good = Path(first.path).read_bytes()
+    for damage in (good[:-100], good[:5000] + b"\0" + good[5001:], b""):
+        Path(first.path).write_bytes(damage)
+        again = build_engine(load_board("host"), native=native)
+        assert not again.cached and Path(again.path).read_bytes() == good
+    Path(first.path).with_name("info.json").write_text("{")
+    assert not build_engine(load_board("host"), native=native).cached
+
+
+def test_output_that_cannot_be_written(tmp_path: Path, own_cache: Path) -> None:
+    native = tree(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BuildError, match="cannot write") as caught:
+        build_engine(load_board("host"), tmp_path / "file" / "engine", native=native)
+    assert caught.value.code == "CK-BUILD-OUTPUT"
+
+
+def test_cache_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="no folder for caches") as caught:
+        resources.cache_dir()
+    assert caught.value.hint is not None and "XDG_CACHE_HOME" in caught.value.hint
 
 
 @pytest.mark.parametrize("board", ["host", "rpi4"])

@@ -102,21 +102,14 @@ def build_engine(
     """
     plan = plan_engine(board, native)
     store = resources.cache_dir() / "engines" / plan.build_id
-    info_file = store / "info.json"
     name = plan.file_name
-    cached = info_file.is_file()
+    cached = _complete(store)
     if not cached:
         _make(plan, store, advance)
-    facts = json.loads(info_file.read_text())
+    facts = json.loads((store / "info.json").read_text())
     if output is not None:
-        for source, target in ((store / "engine", output), (store / "engine.debug", _debug_name(output))):
-            temporary = scratch(target)
-            try:
-                shutil.copyfile(source, temporary)
-                temporary.chmod(0o755)
-                publish(temporary, target)
-            finally:
-                temporary.unlink(missing_ok=True)
+        _copy(store / "engine.debug", _debug_name(output))
+        _copy(store / "engine", output)
     path = output if output is not None else store / "engine"
     warnings = []
     if board.arch == "aarch64" and facts["size_bytes"] > SIZE_AIM_BYTES:
@@ -142,6 +135,29 @@ def as_json(result: BuildResult) -> dict[str, object]:
 
 def _debug_name(path: Path) -> Path:
     return path.with_name(path.name + ".debug")
+
+
+def _complete(store: Path) -> bool:
+    """Whether the cache has this build and its bytes are still the ones recorded."""
+    try:
+        facts = json.loads((store / "info.json").read_text())
+        digest = hashlib.sha256((store / "engine").read_bytes()).hexdigest()
+        return (store / "engine.debug").is_file() and facts["sha256"] == digest
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        temporary = scratch(target)
+        try:
+            shutil.copyfile(source, temporary)
+            temporary.chmod(0o755)
+            publish(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as err:
+        raise BuildError(f"cannot write {target}: {err.strerror}", code="CK-BUILD-OUTPUT") from err
 
 
 def _make(plan: EnginePlan, store: Path, advance: Callable[[int], None]) -> None:

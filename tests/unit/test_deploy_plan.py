@@ -374,3 +374,29 @@ def test_services_refuse_what_would_need_quoting() -> None:
     for bad in ("/opt/a b", "/opt/$(id)", "/opt/x\nExecStart=/bin/sh", "/opt/%h"):
         with pytest.raises(KitError):
             services.Service(bad, "u", plan.Settings(), 1)
+
+
+def test_service_is_written_by_rename_then_started() -> None:
+    from colibri_kit.deploy.services import install
+
+    written: list[bytes] = []
+
+    def take(call: list[str], stdin: bytes) -> Completed:
+        written.append(stdin)
+        return Completed(0)
+
+    made = services.render("systemd", SERVICE)
+    assert made is not None
+    board = FakeTransport(
+        {"cat >": take, "mv": Completed(0), "reset-failed": Completed(1), "systemctl": Completed(0)}
+    )
+    install.install(board, made)
+    assert written == [made.text.encode()]
+    assert board.calls[1] == ["mv", "-f", f"{made.path}.new", made.path]
+    assert [c[1] for c in board.calls[2:]] == ["daemon-reload", "reset-failed", "enable", "restart"]
+    failing = FakeTransport({"cat >": take, "mv": Completed(0), "systemctl": Completed(1, b"", b"no unit")})
+    with pytest.raises(KitError, match="daemon-reload` failed: no unit"):
+        install.install(failing, made)
+    assert install.user(FakeTransport({"colibri": Completed(1)})) == "nobody"
+    gone = FakeTransport({"[ -f": Completed(1)})
+    assert install.remove(gone, made) is False and len(gone.calls) == 1

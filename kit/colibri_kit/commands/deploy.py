@@ -10,7 +10,7 @@ import click
 
 from colibri_kit.cli import ui_options
 from colibri_kit.deploy.target import Place, new_prefix, opened, place, place_flags
-from colibri_kit.errors import UsageError
+from colibri_kit.errors import PreflightError, UsageError
 from colibri_kit.transport.options import SshOptions
 from colibri_kit.ui import Ui
 
@@ -95,10 +95,10 @@ def command(
     settings = Settings(budget or profile.budget, ctx or 0, threads or 0)
     binary = _engine(ui, profile, engine)
     check_engine(profile, binary)
-    if service:
-        _need_serve()
+    if service and profile.service == "none":
+        raise UsageError(f"board {profile.name} has no service manager: deploy without --service")
     with opened(where, ui) as transport:
-        plan = _plan(ui, transport, where, binary, parcel, settings, retry_bad, keep)
+        plan = _plan(ui, transport, where, binary, parcel, settings, retry_bad, keep, service)
         for warning in plan.warnings:
             ui.warn(warning)
         if dry_run:
@@ -117,20 +117,9 @@ def command(
             retry_bad=retry_bad,
             break_lock=break_lock,
             health_timeout=health_timeout,
+            service=profile.service if service else "none",
         ).run()
     _report(ui, plan, outcome)
-
-
-def _need_serve() -> None:
-    from colibri_kit.errors import PreflightError
-
-    # The unit would restart a verb that does not exist.
-    raise PreflightError(
-        "this engine has no `serve` verb yet, so there is nothing for a service to run",
-        hint="deploy without --service; `colibri-kit run` uses the deployed release",
-        state="nothing was sent or changed",
-        code="CK-DEPLOY-SERVICE",
-    )
 
 
 def _engine(ui: Ui, board: Board, file: Path | None) -> Engine:
@@ -170,12 +159,20 @@ def _plan(
     settings: Settings,
     retry_bad: bool,
     keep: int,
+    service: bool,
 ) -> Plan:
     from colibri_kit.deploy import facts, plan, release, state, store
 
     assert where.board is not None
     prefix = new_prefix(transport, where, ui)
     found = facts.gather(transport, prefix)
+    if service and found.uid != 0:
+        raise PreflightError(
+            f"installing a service needs root; we are {found.user} on {transport.describe()}",
+            hint="add --sudo, or deploy without --service",
+            state="nothing was sent or changed",
+            code="CK-PREFLIGHT-ROOT",
+        )
     held = store.stored(transport, prefix) if found.ours else plan.Stored({}, {}, (), None)
     remembered = state.load(transport, prefix) if found.ours else state.State()
     current = release.read(transport, prefix, held.current) if held.current else {}

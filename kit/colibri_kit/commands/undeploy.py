@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,9 @@ from colibri_kit.cli import ui_options
 from colibri_kit.deploy.target import Place, existing_prefix, opened, place_options
 from colibri_kit.errors import TransferError, UsageError
 from colibri_kit.ui import Ui
+
+if TYPE_CHECKING:
+    from colibri_kit.transport.base import Transport
 
 #: Only names that the kit makes; a folder that still holds something stays.
 _REMOVE = """
@@ -58,6 +63,7 @@ def command(ui: Ui, where: Place, yes: bool, break_lock: bool, dry_run: bool) ->
             if not click.confirm(f"remove {what}?", err=True):
                 raise click.Abort
         with state.Lock(transport, prefix, break_lock):
+            _stop_services(transport, prefix, held.releases)
             done = transport.run(script(_REMOVE, prefix), timeout=300)
             if done.rc != 0:
                 raise TransferError(
@@ -66,3 +72,16 @@ def command(ui: Ui, where: Place, yes: bool, break_lock: bool, dry_run: bool) ->
     left = done.text.split("\n") if done.text else []
     more = f"; not ours, so left there: {', '.join(left)}" if left else ""
     ui.result({**data, "left": left}, f"removed {what}{more}")
+
+
+def _stop_services(transport: Transport, prefix: str, releases: Sequence[str]) -> None:
+    """Takes away the service of every kind that a release here was deployed with."""
+    from colibri_kit.deploy import release
+    from colibri_kit.deploy.plan import Settings
+    from colibri_kit.deploy.services import Service, install, render
+
+    kinds = {str(release.read(transport, prefix, name).get("service", "none")) for name in releases}
+    for kind in sorted(kinds & {"systemd", "openrc", "sysv"}):
+        made = render(kind, Service(prefix, "nobody", Settings(), 0))
+        if made is not None:
+            install.remove(transport, made)

@@ -60,6 +60,7 @@ class Deployment:
     retry_bad: bool = False
     break_lock: bool = False
     health_timeout: float = 600.0
+    service: str = "none"
 
     @property
     def _prefix(self) -> str:
@@ -113,6 +114,7 @@ class Deployment:
         well = self._health(self.plan.release)
         if not well.ok:
             self._roll_back(remembered, well.reason)
+        self._start_service(remembered)
         when = state.utc_now()
         state.save(self.transport, self._prefix, remembered.with_good(self.plan.release, before, when))
         state.log(
@@ -211,6 +213,14 @@ class Deployment:
                 state=f"{stays(self.plan.previous)}; the new release was removed",
                 code="CK-DEPLOY-START",
             )
+        if self.service != "none" and not health.has_verb(self.transport, self._path(name), "serve"):
+            release.remove(self.transport, self._prefix, name)
+            raise PreflightError(
+                "this engine has no `serve` verb, so there is nothing for a service to run",
+                hint="deploy without --service; `colibri-kit run` uses the deployed release",
+                state=f"{stays(self.plan.previous)}; the new release was removed",
+                code="CK-DEPLOY-SERVICE",
+            )
         over = health.memory(self.transport, self._path(name), self.settings)
         if over:
             release.remove(self.transport, self._prefix, name)
@@ -240,7 +250,25 @@ class Deployment:
                 "files": [{"name": p.name, "bytes": p.size, "sha256": p.sha256} for p in self.parcel.parts],
             },
             "settings": asdict(self.settings),
+            "service": self.service,
         }
+
+    def _start_service(self, remembered: state.State) -> None:
+        """Installs and restarts the service; one that does not start is a release that is unwell."""
+        if self.service == "none":
+            return
+        from colibri_kit.deploy.services import Service, install, memory_max, render
+
+        who = install.user(self.transport)
+        limit = memory_max(self.settings.budget)
+        made = render(self.service, Service(self._prefix, who, self.settings, limit))
+        assert made is not None
+        try:
+            install.install(self.transport, made)
+        except ConnectionLost:
+            raise
+        except TransferError as err:
+            self._roll_back(remembered, err.message)
 
     def _health(self, name: str) -> health.Health:
         self.ui.detail(f"checking {name}: golden and one token")

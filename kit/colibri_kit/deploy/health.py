@@ -54,6 +54,11 @@ def version(transport: Transport, release_path: str, timeout: float = 60.0) -> t
         return "", f"it does not answer as an engine does: {done.text[:80]!r}"
 
 
+def has_verb(transport: Transport, release_path: str, verb: str) -> bool:
+    """Does the release's engine have this verb?"""
+    return transport.run([f"{release_path}/colibri", verb, "--help"], timeout=30).rc == 0
+
+
 def memory(transport: Transport, release_path: str, settings: Settings) -> str:
     """The engine's own plan on the board: empty when it fits, else the sum."""
     argv = [f"{release_path}/colibri", "plan", "--model", f"{release_path}/model.coli", *settings.flags()]

@@ -30,6 +30,7 @@ start() {{
     alive && return 0
     "$ENGINE" check --model "$MODEL" {flags} >>"$LOG" 2>&1 || return 1
     ulimit -c 0
+    touch "$LOG" && chown {service.user} "$LOG"
     start-stop-daemon -S -b -m -p "$PIDFILE" -c {service.user} -x /bin/sh -- \\
         -c 'exec "$0" "$@" >>'"$LOG"' 2>&1' "$ENGINE" {arguments}
 }}

@@ -19,3 +19,9 @@ void *cb_arena_take(struct cb_arena *a, int line, uint64_t n, uint64_t item_byte
     a->line[line] += bytes;
     return p;
 }
+
+void *cb_arena_take_pages(struct cb_arena *a, int line, uint64_t bytes, uint64_t align)
+{
+    cb_arena_take(a, line, (align - a->used % align) % align, 1);
+    return cb_arena_take(a, line, bytes, 1);
+}

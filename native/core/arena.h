@@ -20,5 +20,7 @@ struct cb_arena {
 
 /* n items of item_bytes, aligned to 64. NULL while counting or on overflow. */
 void *cb_arena_take(struct cb_arena *a, int line, uint64_t n, uint64_t item_bytes);
+/* The same for bytes at a multiple of align (a power of two; base is aligned to it). */
+void *cb_arena_take_pages(struct cb_arena *a, int line, uint64_t bytes, uint64_t align);
 
 #endif

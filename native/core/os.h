@@ -31,4 +31,16 @@ int cb_os_pread(const struct cb_os_file *f, void *p, uint64_t n, uint64_t offset
                 struct cb_err *err);
 void cb_os_close(struct cb_os_file *f);
 
+/* Reads of this file bypass the page cache from now on (aligned ones only).
+ * Returns 0, or -1 where the file system does not do that. */
+int cb_os_direct(const struct cb_os_file *f, int on);
+/* Asks the kernel to forget what it caches of a range; best effort. */
+void cb_os_drop_cache(const struct cb_os_file *f, uint64_t offset, uint64_t n);
+
+enum cb_os_access { CB_OS_NONE, CB_OS_READ, CB_OS_WRITE };
+#define CB_OS_PAGE 4096u
+uint64_t cb_os_page(void); /* the machine's page size */
+/* Access to whole pages [p, p + n). */
+int cb_os_protect(void *p, uint64_t n, enum cb_os_access access);
+
 #endif

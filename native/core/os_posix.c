@@ -220,6 +220,40 @@ void cb_os_close(struct cb_os_file *f)
         close((int)f->h);
     f->h = -1;
 }
+
+int cb_os_direct(const struct cb_os_file *f, int on)
+{
+#ifdef O_DIRECT
+    int flags = fcntl((int)f->h, F_GETFL);
+    if (flags < 0)
+        return -1;
+    return fcntl((int)f->h, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 ? 0 : -1;
+#else
+    (void)f;
+    return on ? -1 : 0;
+#endif
+}
+
+void cb_os_drop_cache(const struct cb_os_file *f, uint64_t offset, uint64_t n)
+{
+#ifdef POSIX_FADV_DONTNEED
+    (void)posix_fadvise((int)f->h, (off_t)offset, (off_t)n, POSIX_FADV_DONTNEED);
+#else
+    (void)f, (void)offset, (void)n;
+#endif
+}
+
+uint64_t cb_os_page(void)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    return page > 0 ? (uint64_t)page : CB_OS_PAGE;
+}
+
+int cb_os_protect(void *p, uint64_t n, enum cb_os_access access)
+{
+    static const int prot[] = {PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE};
+    return mprotect(p, (size_t)n, prot[access]);
+}
 #else
 typedef int cb_os_posix_is_empty_here;
 #endif

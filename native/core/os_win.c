@@ -121,6 +121,31 @@ void cb_os_close(struct cb_os_file *f)
         CloseHandle((HANDLE)f->h);
     f->h = -1;
 }
+
+int cb_os_direct(const struct cb_os_file *f, int on)
+{
+    (void)f;
+    return on ? -1 : 0; /* would need a handle of its own; the weights are preloaded here */
+}
+
+void cb_os_drop_cache(const struct cb_os_file *f, uint64_t offset, uint64_t n)
+{
+    (void)f, (void)offset, (void)n;
+}
+
+uint64_t cb_os_page(void)
+{
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwPageSize;
+}
+
+int cb_os_protect(void *p, uint64_t n, enum cb_os_access access)
+{
+    static const DWORD prot[] = {PAGE_NOACCESS, PAGE_READONLY, PAGE_READWRITE};
+    DWORD old;
+    return VirtualProtect(p, (SIZE_T)n, prot[access], &old) ? 0 : -1;
+}
 #else
 typedef int cb_os_win_is_empty_here;
 #endif

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define CB_VERSION "0.1.0"
-#define CB_ABI 1u /* raised whenever a struct below changes */
+#define CB_ABI 2u /* raised whenever a struct below changes */
 
 enum cb_code {
     CB_OK = 0,
@@ -32,7 +32,8 @@ enum cb_code {
     CB_EUTF8 = -7,     /* the prompt is not UTF-8 */
     CB_ECONTEXT = -8,  /* more tokens than the context holds */
     CB_EUNSUPPORTED = -9, /* a type, feature or ISA this build does not have */
-    CB_ECANCEL = -10   /* the caller's callback asked to stop */
+    CB_ECANCEL = -10,  /* the caller's callback asked to stop */
+    CB_EEXPERT = -11   /* an expert is unhealthy: CRC, I/O error or fault; the message names it */
 };
 
 struct cb_err {
@@ -50,8 +51,25 @@ const char *cb_code_name(int code); /* "CB_EFORMAT" … */
 
 /* ---- options ----------------------------------------------------------- */
 
-enum cb_kv_type { CB_KV_F16 = 0, CB_KV_F32 = 1 };
+enum cb_kv_type { CB_KV_F16 = 0, CB_KV_F32 = 1, CB_KV_Q8_0 = 2 };
 
+/* Where expert weights live (docs/memory.md). */
+enum cb_weights {
+    CB_WEIGHTS_ARENA = 0,   /* fixed slots in the arena, read by the engine; a hit is a pointer */
+    CB_WEIGHTS_MMAP = 1,    /* the files mapped as they are; the kernel's page cache decides */
+    CB_WEIGHTS_LAZY = 2,    /* reserved addresses; a fault maps a block, the oldest is unmapped */
+    CB_WEIGHTS_PRELOAD = 3  /* all of them read at start */
+};
+enum cb_cache_policy { CB_CACHE_SLRU = 0, CB_CACHE_LRU = 1, CB_CACHE_LFU = 2 };
+enum cb_on_bad { CB_BAD_FAIL = 0, CB_BAD_NEXT = 1 };
+enum cb_on_miss { CB_MISS_WAIT = 0, CB_MISS_ZEROS = 1 };
+
+/* Called from the watchdog thread when one token takes longer than its
+ * deadline: the layer, the expert being waited for or computed (-1 = none) and
+ * the milliseconds so far. Once per token. */
+typedef void (*cb_stuck_fn)(void *ud, uint32_t layer, int32_t expert, uint64_t ms);
+
+/* All zero (but for model_dir) is the default. */
 struct cb_options {
     const char *model_dir;   /* NAME.coli/ */
     uint64_t budget;         /* bytes; 0 = the smaller of MemAvailable and every cgroup limit */
@@ -62,8 +80,30 @@ struct cb_options {
     uint32_t lock;           /* 1 = mlock the arena */
     uint32_t over_budget;    /* 1 = go on although the plan exceeds what is available */
     const char *isa;         /* NULL = best; else "scalar", "sse41", "avx2", "neon" */
-};
 
+    uint32_t weights;        /* enum cb_weights */
+    uint32_t cache_experts;  /* slots at most; 0 = as many as the budget holds */
+    uint32_t cache_none;     /* 1 = keep only the experts in use: one token's worth of slots */
+    uint32_t cache_policy;   /* enum cb_cache_policy */
+    uint32_t readers;        /* reader threads; 0 = 2 */
+    uint32_t buffered;       /* 1 = never O_DIRECT */
+    uint32_t no_lookahead;   /* 1 = no speculative reads */
+    uint32_t on_bad;         /* enum cb_on_bad */
+    uint32_t on_miss;        /* enum cb_on_miss: zeros is lossy */
+    uint32_t extra_expert;   /* 1 = one more expert when the top router logit is below extra_below */
+    float extra_below;
+    uint32_t hot_swap;       /* 1 = room for a second set of dense weights: cb_swap() works */
+    uint32_t lazy_block_mib; /* block of CB_WEIGHTS_LAZY, 1 to 64; 0 = 16 */
+    uint64_t lazy_limit_bytes; /* mapped at once; set from the budget, not by callers */
+    uint32_t token_deadline_ms; /* 0 = no watchdog */
+    cb_stuck_fn on_stuck;
+    void *stuck_ud;
+    const char *pin_file;    /* experts to keep always: text lines "layer expert"; NULL = none */
+    /* Test hook: called before a reader's pread of n bytes at offset of shard;
+     * non-zero = an errno to fail with. It may sleep. NULL in use. */
+    int (*io_hook)(void *ud, uint32_t shard, uint64_t offset, uint64_t n);
+    void *io_ud;
+};
 /* ---- memory ledger ----------------------------------------------------- */
 
 enum cb_ledger_line {
@@ -75,6 +115,9 @@ struct cb_ledger {
     uint64_t total;
     uint64_t budget;        /* what was asked for */
     uint64_t available;     /* what the machine has now */
+    uint32_t slots;         /* expert slots planned */
+    uint32_t records;       /* experts of the model */
+    uint64_t slot_bytes;    /* bytes a slot */
 };
 const char *cb_ledger_name(int line); /* "dense weights" … */
 
@@ -131,8 +174,24 @@ struct cb_counters {
     uint64_t tokens_prefill, tokens_decode;
     uint64_t ns_prefill, ns_decode;
     uint64_t routes, recomputed;     /* (layer, token) routings; margin certificate failures */
+    uint64_t hits, misses;           /* expert look-ups, one per distinct expert, layer and chunk */
+    uint64_t bytes_read, ns_wait;    /* by the readers; time that compute waited for them */
+    uint64_t evictions;
+    uint64_t ahead_issued, ahead_useful, ahead_wasted; /* look-ahead reads */
+    uint64_t retries;                /* records read a second time after a bad CRC or an I/O error */
+    uint64_t unhealthy;              /* experts marked so */
+    uint64_t degraded;               /* (layer, token) routings that passed over an unhealthy expert */
+    uint64_t zeros;                  /* (layer, token, rank) outputs left out by on_miss = zeros */
+    uint64_t extra;                  /* (layer, token) routings with one more expert */
+    uint64_t swaps;                  /* models taken over by cb_swap */
+    uint64_t stuck;                  /* tokens over their deadline */
 };
 void cb_engine_counters(const struct cb_engine *e, struct cb_counters *c);
+
+/* Takes over another folder with the same geometry (a new release of the
+ * weights) at a token boundary. The new golden is checked first; on any error
+ * the old model stays, its session at position 0. Needs opt.hot_swap. */
+int cb_swap(struct cb_engine *e, const char *model_dir, struct cb_err *err);
 
 /* Routing latency of the last cb_eval: ns per MoE layer (router product +
  * top-k, whole batch), float weights of the chosen experts of the last token.
@@ -182,6 +241,7 @@ struct cb_gen_result {
     int finish;              /* enum cb_finish */
     uint64_t ns_first;       /* call to first token sampled */
     uint64_t ns_total;
+    uint64_t degraded, zeros, extra; /* what changed the output; see struct cb_counters */
 };
 /* text[len] is whole UTF-8 sequences (bytes that never complete come out as
  * they are at the end); len may be 0. Return non-zero to stop. */

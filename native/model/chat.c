@@ -32,7 +32,7 @@ static void turn(struct out *o, const struct cb_chat *c, enum cb_role role, cons
 int cb_chat_render(const struct cb_engine *e, const char *system, const char *user, char *buf,
                    size_t cap, size_t *len, struct cb_err *err)
 {
-    const struct cb_chat *c = &e->m.chat;
+    const struct cb_chat *c = &e->rel->m.chat;
     struct out o = {buf, 0, cap, 0};
     if (!c->have)
         return cb_fail(err, CB_EUNSUPPORTED, "the model has no chat template that could be used");

@@ -22,7 +22,7 @@ static void hex32(const uint8_t id[16], char out[33])
 
 void cb_engine_info(const struct cb_engine *e, struct cb_info *info)
 {
-    const struct cb_manifest *m = &e->m;
+    const struct cb_manifest *m = &e->rel->m;
     memset(info, 0, sizeof *info);
     memcpy(info->name, m->name, sizeof info->name);
     memcpy(info->arch, m->arch, sizeof info->arch);
@@ -44,10 +44,10 @@ void cb_engine_info(const struct cb_engine *e, struct cb_info *info)
     info->ctx_train = m->ctx_train;
     info->batch = e->opt.batch;
     info->threads = e->opt.threads;
-    info->experts_loaded = info->n_moe_layer * m->n_expert;
-    info->bos = e->text_bos;
-    info->eos = e->text_eos;
-    info->add_bos = e->text_add_bos;
+    info->experts_loaded = e->n_slot;
+    info->bos = e->rel->text_bos;
+    info->eos = e->rel->text_eos;
+    info->add_bos = e->rel->text_add_bos;
 }
 
 /* Everything up to the sum: files, options, kernels, counted layout. */
@@ -62,10 +62,11 @@ static int make_plan(struct cb_engine *draft, struct cb_files *f, const struct c
     int rc = cb_files_open(f, opt->model_dir, err);
     if (rc != 0)
         return rc;
-    draft->m = *f->m;
+    draft->rel = &draft->release[0];
+    draft->rel->m = *f->m;
     draft->opt = *opt;
-    draft->text_bos = draft->text_eos = UINT32_MAX;
-    if ((rc = cb_options_resolve(&draft->opt, &draft->m, err)) != 0)
+    draft->rel->text_bos = draft->rel->text_eos = UINT32_MAX;
+    if ((rc = cb_options_resolve(&draft->opt, f->m, err)) != 0)
         goto out;
     if (cb_kernels_init(&draft->kern, opt->isa, &why) != 0) {
         rc = cb_fail(err, CB_EUNSUPPORTED, "isa %s: %s", opt->isa != NULL ? opt->isa : "(best)",
@@ -80,6 +81,9 @@ static int make_plan(struct cb_engine *draft, struct cb_files *f, const struct c
         ledger->total += count.line[i];
     }
     draft->block_bytes = count.used;
+    ledger->slots = draft->n_slot;
+    ledger->records = cb_manifest_moe_layers(f->m) * f->m->n_expert;
+    ledger->slot_bytes = draft->slot_bytes;
     rc = cb_ledger_check(&draft->opt, ledger, err);
 out:
     if (rc != 0)
@@ -104,7 +108,7 @@ int cb_plan(const struct cb_options *opt, struct cb_ledger *ledger, struct cb_in
 }
 
 /* Maps the block, lays everything out in it and loads it. */
-static int build(const struct cb_engine *draft, const struct cb_files *f, struct cb_engine **out,
+static int build(const struct cb_engine *draft, struct cb_files *f, struct cb_engine **out,
                  struct cb_err *err)
 {
     struct cb_arena a;
@@ -115,27 +119,25 @@ static int build(const struct cb_engine *draft, const struct cb_files *f, struct
         return CB_EIO;
     struct cb_engine *e = cb_arena_take(&a, CB_L_DENSE, 1, sizeof *e);
     *e = *draft;
+    e->rel = &e->release[0];
     e->block = a.base;
     int rc = cb_layout(e, &a, f, err);
     if (rc == 0)
         rc = cb_pool_open(&e->pool, e->opt.threads, err);
     if (rc == 0)
-        rc = cb_load(e, f, err);
+        rc = cb_load(e, e->rel, f, err);
     if (rc == 0)
-        rc = cb_text_open(&e->text, e->text_file, (size_t)f->tokenizer_bytes, err);
-    if (rc == 0 && cb_text_n_vocab(&e->text) > e->m.n_vocab)
-        rc = cb_fail(err, CB_EFORMAT, "tokenizer.coli has %u tokens, the model %u",
-                     cb_text_n_vocab(&e->text), e->m.n_vocab);
+        rc = cb_store_open(&e->store, f, &e->opt, &e->counters, err);
+    if (rc == 0)
+        rc = cb_watch_open(&e->watch, &e->opt, &e->store, &e->counters, err);
     if (rc != 0) {
         cb_engine_close(e);
         return rc;
     }
-    e->text_bos = cb_text_bos(&e->text);
-    e->text_eos = cb_text_eos(&e->text);
-    e->text_add_bos = (uint32_t)cb_text_add_bos(&e->text);
     cb_forward_prepare(e);
     e->opt.model_dir = NULL;
     e->opt.isa = NULL;
+    e->opt.pin_file = NULL;
     *out = e;
     return 0;
 }
@@ -163,7 +165,9 @@ void cb_engine_close(struct cb_engine *e)
 {
     if (e == NULL)
         return;
+    cb_watch_close(&e->watch);
     cb_pool_close(&e->pool);
+    cb_store_close(&e->store);
     cb_os_unmap(e->block, e->block_bytes);
 }
 
@@ -198,7 +202,7 @@ static void collect_logits(void *ud, uint32_t i, const float *logits)
 int cb_eval(struct cb_engine *e, const int32_t *tokens, uint32_t n, float *all, int32_t *experts,
             struct cb_err *err)
 {
-    struct collect c = {all, e->m.n_vocab};
+    struct collect c = {all, e->rel->m.n_vocab};
     return cb_forward(e, tokens, n, all != NULL ? collect_logits : NULL, &c, experts, err);
 }
 
@@ -235,24 +239,24 @@ int cb_encode(const struct cb_engine *e, const char *text, size_t n, int special
     if (n > e->text_max)
         return cb_fail(err, CB_ECONTEXT, "the text has %zu bytes; at most %zu fit a context of %u",
                        n, e->text_max, e->opt.ctx);
-    return cb_text_encode(&e->text, text, n, special, strict_utf8, ids, cap, e->text_scratch,
+    return cb_text_encode(&e->rel->text, text, n, special, strict_utf8, ids, cap, e->text_scratch,
                           cb_text_scratch_bytes(e->text_max), err);
 }
 
 const char *cb_token_bytes(const struct cb_engine *e, int32_t id, int special, size_t *len)
 {
-    return cb_text_token(&e->text, id, special, len);
+    return cb_text_token(&e->rel->text, id, special, len);
 }
 
 int cb_is_eog(const struct cb_engine *e, int32_t id)
 {
-    return cb_text_is_eog(&e->text, id);
+    return cb_text_is_eog(&e->rel->text, id);
 }
 
 int cb_sample(struct cb_engine *e, const float *logits, const struct cb_sampling *s, uint64_t n,
               const int32_t *recent, uint32_t n_recent, int32_t *id, struct cb_err *err)
 {
-    return cb_sample_core(e->sample_weight, e->sample_index, logits, e->m.n_vocab, s, n, recent,
+    return cb_sample_core(e->sample_weight, e->sample_index, logits, e->rel->m.n_vocab, s, n, recent,
                           n_recent, id, err);
 }
 

@@ -2,7 +2,8 @@
  *
  * Everything below lies in one arena that is laid out by cb_layout() and taken
  * in cb_engine_open(). Shapes: T = tokens of one chunk (<= batch), d = n_embd,
- * H = n_head, G = n_head_kv, hd = head_dim, E = n_expert, K = experts used. */
+ * H = n_head, G = n_head_kv, hd = head_dim, E = n_expert, K = experts a token
+ * may use: n_expert_used, one more with opt.extra_expert. */
 #ifndef CB_ENGINE_H
 #define CB_ENGINE_H
 
@@ -13,9 +14,11 @@
 #include "kernels/kernels.h"
 #include "model/manifest.h"
 #include "model/mat.h"
+#include "model/watch.h"
 #include "text/text.h"
 
 #define CB_BATCH_MAX 256u
+#define CB_GOLDEN_TOKENS 16u
 #define CB_LOGIT_TILE 4u /* rows of logits kept while all are asked for */
 
 /* One transformer block. Vectors are NULL when the family has none. */
@@ -26,6 +29,7 @@ struct cb_layer {
     const float *q_norm, *k_norm;                /* [hd] or [H*hd], [G*hd] */
     struct cb_ffn ffn;                           /* dense layers */
     struct cb_mat router;                        /* [E][d] F32; data NULL = dense layer */
+    float *router_norm;                          /* [E] upper bounds of its rows' norms */
     struct cb_ffn shexp;                         /* shared expert; gate.data NULL = none */
     const float *shexp_router;                   /* [d]; NULL = added as it is */
     uint32_t in_wants, mid_wants;                /* activation forms (1 << enum cb_act) of its FFNs */
@@ -48,6 +52,12 @@ struct cb_work {
     int32_t *chosen;         /* [T][K] experts in rank order */
     float *weight;           /* [T][K] */
     struct cb_segment *seg;  /* [E + 1] the FFNs at work in this layer */
+    uint32_t *distinct;      /* [E] experts of this layer and chunk, ascending */
+    uint32_t *row_first;     /* [E + 1] first row of each distinct expert */
+    uint8_t *exclude;        /* [E] unhealthy experts of this layer */
+    float *guess;            /* [E] next layer's router logits, for look-ahead */
+    int32_t *guess_chosen;   /* [K + 1] */
+    float *guess_weight;     /* [K + 1] */
     uint32_t *row_token;     /* [R] input row of each FFN row, FFN rows sorted by segment */
     uint32_t *row_out;       /* [R] where its output goes */
     struct cb_acts in;       /* quantised inputs, [T][max(d, H*hd)] */
@@ -57,30 +67,46 @@ struct cb_work {
 
 /* One FFN (an expert, a shared expert or a dense FFN) and its rows. */
 struct cb_segment {
-    const struct cb_ffn *ffn;
+    struct cb_ffn ffn;
     uint32_t first, n;       /* rows first … first + n - 1 */
+    uint32_t expert;         /* UINT32_MAX = shared or dense */
+    _Atomic int failed;      /* a fault while computing it */
 };
 
-struct cb_engine {
+/* What a release of the weights brings apart from experts: everything that
+ * cb_swap() exchanges. The geometry is the same for both. */
+struct cb_release {
     struct cb_manifest m;
-    struct cb_options opt;   /* with the defaults filled in; model_dir is NULL */
-    struct cb_kernels kern;
-    struct cb_pool pool;
-    struct cb_ledger ledger;
     struct cb_layer *layer;  /* [n_layer] */
     const float *output_norm;
     struct cb_mat token_embd, output;
     const float *rope_freqs; /* [rope_dim/2] divisors or NULL */
-    struct cb_experts experts;
-    struct cb_work w;
     struct cb_text text;
     void *text_file;         /* tokenizer.coli as it is */
+    uint64_t text_bytes;
     uint32_t text_bos, text_eos, text_add_bos; /* ids or UINT32_MAX; 0 or 1 */
+    void *room;              /* its part of the arena */
+    uint64_t room_bytes;
+};
+
+struct cb_engine {
+    struct cb_options opt;   /* with the defaults filled in; model_dir is NULL */
+    struct cb_kernels kern;
+    struct cb_pool pool;
+    struct cb_ledger ledger;
+    struct cb_release *rel;  /* the one in use */
+    struct cb_release release[2]; /* the second only with opt.hot_swap */
+    struct cb_store store;
+    struct cb_work w;
     void *text_scratch;      /* cb_text_scratch_bytes(text_max) */
     size_t text_max;         /* longest text that can be encoded, bytes */
     float *sample_weight;    /* [n_vocab] */
     int32_t *sample_index;   /* [n_vocab] */
 
+    uint32_t used_max;       /* K */
+    uint32_t n_slot;         /* expert slots planned */
+    uint64_t slot_bytes;
+    struct cb_watch watch;
     uint32_t pos;            /* tokens in the KV cache */
     struct cb_counters counters;
     uint64_t *route_ns;      /* [n_moe_layer] of the last cb_eval */

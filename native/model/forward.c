@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/os.h"
+#include "router/router.h"
 
 void cb_rows_run(struct cb_chunk *c, cb_pool_fn *fn)
 {
@@ -22,25 +23,35 @@ static uint32_t ffn_in_wants(const struct cb_ffn *f)
     return cb_mat_wants(&f->gate) | cb_mat_wants(&f->up);
 }
 
-void cb_forward_prepare(struct cb_engine *e)
+/* Activation forms that the release's FFNs want, layer by layer: of every
+ * expert, since a layer may mix types. */
+static void note_wants(const struct cb_engine *e)
 {
-    const struct cb_manifest *m = &e->m;
-    for (uint32_t i = 0; i < m->rope_dim / 2; i++) {
-        double f = cb_pow_inv(m->rope_base, 2.0 * i, (double)m->rope_dim) * m->rope_scale;
-        e->w.inv_freq[i] = e->rope_freqs != NULL ? f / (double)e->rope_freqs[i] : f;
-    }
+    const struct cb_manifest *m = &e->rel->m;
     for (uint32_t il = 0; il < m->n_layer; il++) {
-        struct cb_layer *l = &e->layer[il];
+        struct cb_layer *l = &e->rel->layer[il];
         l->in_wants = ffn_in_wants(&l->ffn) | ffn_in_wants(&l->shexp);
         l->mid_wants = cb_mat_wants(&l->ffn.down) | cb_mat_wants(&l->shexp.down);
-        if (l->router.data == NULL)
-            continue;
-        for (uint32_t x = 0; x < m->n_expert; x++) {
-            const struct cb_ffn *f = cb_expert(&e->experts, il - m->n_dense_layer, x);
-            l->in_wants |= ffn_in_wants(f);
-            l->mid_wants |= cb_mat_wants(&f->down);
+        for (uint32_t x = 0; l->router.data != NULL && x < m->n_expert; x++) {
+            const struct cb_record *r = cb_store_record(&e->store, il - m->n_dense_layer, x);
+            l->in_wants |= 1u << cb_type_info(r->part_type[0])->act |
+                           1u << cb_type_info(r->part_type[1])->act;
+            l->mid_wants |= 1u << cb_type_info(r->part_type[2])->act;
         }
+        if (l->router.data != NULL)
+            cb_router_norms(l->router_norm, (const float *)(const void *)l->router.data,
+                            m->n_expert, m->n_embd);
     }
+}
+
+void cb_forward_prepare(struct cb_engine *e)
+{
+    const struct cb_manifest *m = &e->rel->m;
+    for (uint32_t i = 0; i < m->rope_dim / 2; i++) {
+        double f = cb_pow_inv(m->rope_base, 2.0 * i, (double)m->rope_dim) * m->rope_scale;
+        e->w.inv_freq[i] = e->rel->rope_freqs != NULL ? f / (double)e->rel->rope_freqs[i] : f;
+    }
+    note_wants(e);
 }
 
 /* ---- the rows of a chunk between products ------------------------------- */
@@ -48,15 +59,15 @@ void cb_forward_prepare(struct cb_engine *e)
 static void embed(struct cb_chunk *c, const int32_t *tokens)
 {
     struct cb_engine *e = c->e;
-    uint32_t n = e->m.n_embd, d = cb_pad_group(n), half = e->m.rope_dim / 2;
+    uint32_t n = e->rel->m.n_embd, d = cb_pad_group(n), half = e->rel->m.rope_dim / 2;
     for (uint32_t t = 0; t < c->n; t++) {
         uint32_t id = (uint32_t)tokens[t];
         float *x = e->w.x + (size_t)t * d;
-        cb_dequant_row(e->token_embd.type,
-                       e->token_embd.data + id / CB_GROUP * e->token_embd.group_bytes,
+        cb_dequant_row(e->rel->token_embd.type,
+                       e->rel->token_embd.data + id / CB_GROUP * e->rel->token_embd.group_bytes,
                        id % CB_GROUP, n, x);
-        if (e->m.embd_scale != 1.0f)
-            e->kern.scale(x, e->m.embd_scale, n);
+        if (e->rel->m.embd_scale != 1.0f)
+            e->kern.scale(x, e->rel->m.embd_scale, n);
         for (uint32_t i = 0; i < half; i++)
             cb_sincos((double)(e->pos + t) * e->w.inv_freq[i],
                       &e->w.rope_sin[(size_t)t * cb_pad_group(half) + i],
@@ -67,8 +78,8 @@ static void embed(struct cb_chunk *c, const int32_t *tokens)
 /* w.xn = norm(w.x) for row t, and its quantised forms in w.in. */
 static void norm_row(struct cb_engine *e, uint64_t t, const float *weight, uint32_t wants)
 {
-    uint32_t n = e->m.n_embd, d = cb_pad_group(n);
-    e->kern.rmsnorm(e->w.xn + t * d, e->w.x + t * d, weight, n, e->m.norm_eps);
+    uint32_t n = e->rel->m.n_embd, d = cb_pad_group(n);
+    e->kern.rmsnorm(e->w.xn + t * d, e->w.x + t * d, weight, n, e->rel->m.norm_eps);
     cb_acts_prepare(&e->w.in, &e->kern, wants, e->w.xn, d, n, t, t + 1);
 }
 
@@ -76,10 +87,10 @@ static void norm_row(struct cb_engine *e, uint64_t t, const float *weight, uint3
 static void add_branch(struct cb_chunk *c, uint64_t t, float *branch)
 {
     struct cb_engine *e = c->e;
-    uint32_t n = e->m.n_embd, d = cb_pad_group(n);
+    uint32_t n = e->rel->m.n_embd, d = cb_pad_group(n);
     float *x = e->w.x + t * d;
-    if (e->m.resid_scale != 1.0f)
-        e->kern.scale(branch, e->m.resid_scale, n);
+    if (e->rel->m.resid_scale != 1.0f)
+        e->kern.scale(branch, e->rel->m.resid_scale, n);
     e->kern.add(x, branch, n);
     if (!isfinite(e->kern.dot(x, x, n)))
         c->bad = (uint32_t)t + 1;
@@ -88,7 +99,7 @@ static void add_branch(struct cb_chunk *c, uint64_t t, float *branch)
 static void before_attention(void *arg, uint32_t thread, uint32_t n_threads)
 {
     struct cb_chunk *c = arg;
-    const struct cb_layer *l = &c->e->layer[c->il];
+    const struct cb_layer *l = &c->e->rel->layer[c->il];
     uint64_t lo, hi;
     cb_share(c->n, thread, n_threads, &lo, &hi);
     for (uint64_t t = lo; t < hi; t++)
@@ -100,14 +111,14 @@ static void before_ffn(void *arg, uint32_t thread, uint32_t n_threads)
 {
     struct cb_chunk *c = arg;
     struct cb_engine *e = c->e;
-    const struct cb_layer *l = &e->layer[c->il];
-    uint32_t d = cb_pad_group(e->m.n_embd);
+    const struct cb_layer *l = &e->rel->layer[c->il];
+    uint32_t d = cb_pad_group(e->rel->m.n_embd);
     uint64_t lo, hi;
     cb_share(c->n, thread, n_threads, &lo, &hi);
     for (uint64_t t = lo; t < hi; t++) {
         float *proj = e->w.proj + t * d;
         if (l->o_bias != NULL)
-            e->kern.add(proj, l->o_bias, e->m.n_embd);
+            e->kern.add(proj, l->o_bias, e->rel->m.n_embd);
         add_branch(c, t, proj);
         norm_row(e, t, l->ffn_norm, l->in_wants);
     }
@@ -116,7 +127,7 @@ static void before_ffn(void *arg, uint32_t thread, uint32_t n_threads)
 static void after_ffn(void *arg, uint32_t thread, uint32_t n_threads)
 {
     struct cb_chunk *c = arg;
-    uint32_t d = cb_pad_group(c->e->m.n_embd);
+    uint32_t d = cb_pad_group(c->e->rel->m.n_embd);
     uint64_t lo, hi;
     cb_share(c->n, thread, n_threads, &lo, &hi);
     for (uint64_t t = lo; t < hi; t++) {
@@ -129,7 +140,7 @@ static void after_ffn(void *arg, uint32_t thread, uint32_t n_threads)
 static void input_is_xn(struct cb_engine *e)
 {
     e->w.in.f32 = e->w.xn;
-    e->w.in.stride = cb_pad_group(e->m.n_embd);
+    e->w.in.stride = cb_pad_group(e->rel->m.n_embd);
 }
 
 /* ---- chunks ------------------------------------------------------------- */
@@ -140,12 +151,21 @@ static int not_finite(const struct cb_chunk *c, const char *where, struct cb_err
                    where, c->e->pos + (c->bad > 0 ? c->bad - 1 : 0));
 }
 
+/* Copies the chosen experts [n][n_used] of this layer; an extra one is left out. */
+static void copy_chosen(const struct cb_chunk *c, int32_t *to)
+{
+    uint32_t used = c->e->rel->m.n_used, K = c->e->used_max;
+    for (uint32_t t = 0; t < c->n; t++)
+        memcpy(to + (size_t)t * used, c->e->w.chosen + (size_t)t * K, used * sizeof *to);
+}
+
 static int run_layers(struct cb_chunk *c, int32_t *experts, uint64_t layer_stride,
                       struct cb_err *err)
 {
     struct cb_engine *e = c->e;
-    uint32_t K = e->m.n_used;
-    for (c->il = 0; c->il < e->m.n_layer; c->il++) {
+    int rc;
+    for (c->il = 0; c->il < e->rel->m.n_layer; c->il++) {
+        atomic_store(&e->watch.layer, c->il);
         input_is_xn(e);
         cb_rows_run(c, before_attention);
         cb_attention(c);
@@ -153,14 +173,13 @@ static int run_layers(struct cb_chunk *c, int32_t *experts, uint64_t layer_strid
         cb_rows_run(c, before_ffn);
         if (c->bad != 0)
             return not_finite(c, "the attention output", err);
-        if (cb_ffn_layer(c) != 0)
-            return not_finite(c, "a router logit", err);
+        if ((rc = cb_ffn_layer(c, err)) != 0)
+            return rc;
         cb_rows_run(c, after_ffn);
         if (c->bad != 0)
             return not_finite(c, "the FFN output", err);
-        if (experts != NULL && c->il >= e->m.n_dense_layer && e->m.n_expert > 0)
-            memcpy(experts + (c->il - e->m.n_dense_layer) * layer_stride, e->w.chosen,
-                   (size_t)c->n * K * sizeof *experts);
+        if (experts != NULL && c->il >= e->rel->m.n_dense_layer && e->rel->m.n_expert > 0)
+            copy_chosen(c, experts + (c->il - e->rel->m.n_dense_layer) * layer_stride);
     }
     return 0;
 }
@@ -169,26 +188,26 @@ static int run_layers(struct cb_chunk *c, int32_t *experts, uint64_t layer_strid
 static void head_rows(struct cb_engine *e, uint32_t from, uint32_t n)
 {
     struct cb_work *w = &e->w;
-    uint32_t d = cb_pad_group(e->m.n_embd), V = cb_pad_group(e->m.n_vocab);
+    uint32_t d = cb_pad_group(e->rel->m.n_embd), V = cb_pad_group(e->rel->m.n_vocab);
     struct cb_acts in = w->in;
     input_is_xn(e);
     for (uint32_t t = from; t < from + n; t++)
-        norm_row(e, t, e->output_norm, cb_mat_wants(&e->output));
+        norm_row(e, t, e->rel->output_norm, cb_mat_wants(&e->rel->output));
     in.f32 = w->xn + (size_t)from * d;
     in.stride = d;
     in.q8_0 += from * in.q8_0_bytes;
     in.q8_k += from * in.q8_k_bytes;
-    const struct cb_product p = {&e->output, w->logits, V};
+    const struct cb_product p = {&e->rel->output, w->logits, V};
     cb_products(&e->pool, &e->kern, &in, n, &p, 1);
-    for (uint32_t i = 0; i < n && e->m.logit_scale != 1.0f; i++)
-        e->kern.scale(w->logits + (size_t)i * V, 1.0f / e->m.logit_scale, e->m.n_vocab);
+    for (uint32_t i = 0; i < n && e->rel->m.logit_scale != 1.0f; i++)
+        e->kern.scale(w->logits + (size_t)i * V, 1.0f / e->rel->m.logit_scale, e->rel->m.n_vocab);
     w->last_logits = w->logits + (size_t)(n - 1) * V;
 }
 
 static void chunk_logits(struct cb_chunk *c, uint32_t done, int last, cb_logits_fn *fn, void *ud)
 {
     struct cb_engine *e = c->e;
-    uint32_t V = cb_pad_group(e->m.n_vocab);
+    uint32_t V = cb_pad_group(e->rel->m.n_vocab);
     if (fn == NULL) {
         if (last)
             head_rows(e, c->n - 1, 1);
@@ -212,9 +231,9 @@ static int check_tokens(const struct cb_engine *e, const int32_t *tokens, uint32
                        "%u tokens at position %u do not fit in the context of %u", n, e->pos,
                        e->opt.ctx);
     for (uint32_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || (uint32_t)tokens[i] >= e->m.n_vocab)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= e->rel->m.n_vocab)
             return cb_fail(err, CB_EINVAL, "token %u is %d, outside the vocabulary of %u", i,
-                           tokens[i], e->m.n_vocab);
+                           tokens[i], e->rel->m.n_vocab);
     return 0;
 }
 
@@ -225,13 +244,15 @@ int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits
     if (rc != 0)
         return rc;
     uint64_t start = cb_os_now_ns();
-    uint32_t K = e->m.n_used;
-    memset(e->route_ns, 0, e->experts.n_layer * sizeof *e->route_ns);
+    uint32_t K = e->rel->m.n_used;
+    memset(e->route_ns, 0, e->store.n_layer * sizeof *e->route_ns);
     for (uint32_t done = 0; done < n;) {
         struct cb_chunk c = {e, n - done < e->opt.batch ? n - done : e->opt.batch, 0, 0};
+        atomic_store(&e->watch.began_ns, cb_os_now_ns());
         embed(&c, tokens + done);
         rc = run_layers(&c, experts != NULL ? experts + (uint64_t)done * K : NULL,
                         (uint64_t)n * K, err);
+        atomic_store(&e->watch.began_ns, 0);
         if (rc != 0)
             return rc;
         chunk_logits(&c, done, done + c.n == n, fn, ud);

@@ -12,7 +12,7 @@ typedef void cb_logits_fn(void *ud, uint32_t i, const float *logits);
 int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits_fn *fn, void *ud,
                int32_t *experts, struct cb_err *err);
 
-/* RoPE frequencies and per-layer facts that do not change: once, after loading. */
+/* RoPE frequencies and per-layer facts of e->rel: once after loading it. */
 void cb_forward_prepare(struct cb_engine *e);
 
 /* ---- between the parts of a layer --------------------------------------- */
@@ -31,8 +31,9 @@ void cb_rows_run(struct cb_chunk *c, cb_pool_fn *fn);
 /* attention.c: from w.xn (normed, prepared in w.in) to w.proj. */
 void cb_attention(struct cb_chunk *c);
 /* ffn.c: from w.xn (normed, prepared in w.in) to w.out and, for MoE layers,
- * w.chosen and w.weight. -1 when a router logit is not a number. */
-int cb_ffn_layer(struct cb_chunk *c);
+ * w.chosen and w.weight. CB_ENUMERIC for a router logit that is no number,
+ * CB_EEXPERT for an expert that cannot be had. */
+int cb_ffn_layer(struct cb_chunk *c, struct cb_err *err);
 /* ffn.c: adds the FFN outputs of token t into y [d], in rank order. */
 void cb_ffn_combine(const struct cb_chunk *c, uint32_t t, float *y);
 

@@ -4,8 +4,6 @@
 #include "core/sha256.h"
 #include "model/forward.h"
 
-#define GOLDEN_TOKENS 16u
-
 struct hash {
     struct cb_sha256 sha;
     uint32_t n_vocab;
@@ -20,21 +18,25 @@ static void hash_logits(void *ud, uint32_t i, const float *logits)
 
 int cb_golden(struct cb_engine *e, char hex[65], struct cb_err *err)
 {
-    int32_t tokens[GOLDEN_TOKENS];
+    int32_t tokens[CB_GOLDEN_TOKENS];
     struct hash h;
-    uint32_t kv = e->opt.kv_type;
-    for (uint32_t i = 0; i < GOLDEN_TOKENS; i++)
-        tokens[i] = (int32_t)((i * 2654435761u + 12345u) % e->m.n_vocab);
+    const struct cb_options opt = e->opt;
+    for (uint32_t i = 0; i < CB_GOLDEN_TOKENS; i++)
+        tokens[i] = (int32_t)((i * 2654435761u + 12345u) % e->rel->m.n_vocab);
     cb_sha256_init(&h.sha);
-    h.n_vocab = e->m.n_vocab;
-    /* An F32 cache has room for an F16 one: the golden is about F16 always. */
+    h.n_vocab = e->rel->m.n_vocab;
+    /* The golden is about exact routing and an F16 cache, whatever was asked for;
+     * the layout takes room for that. */
     e->opt.kv_type = CB_KV_F16;
+    e->opt.ctx = CB_GOLDEN_TOKENS; /* a narrower cache type leaves room for these */
+    e->opt.on_miss = CB_MISS_WAIT;
+    e->opt.extra_expert = 0;
     cb_reset(e);
     int rc = cb_forward(e, tokens, 8, hash_logits, &h, NULL, err);
-    for (uint32_t i = 8; rc == 0 && i < GOLDEN_TOKENS; i++)
+    for (uint32_t i = 8; rc == 0 && i < CB_GOLDEN_TOKENS; i++)
         rc = cb_forward(e, tokens + i, 1, hash_logits, &h, NULL, err);
     cb_reset(e);
-    e->opt.kv_type = kv;
+    e->opt = opt;
     if (rc == 0)
         cb_sha256_hex(&h.sha, hex);
     else

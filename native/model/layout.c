@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/kv.h"
+
 /* Code, libc and what the kernel keeps for us; measured at 0.6 to 1.4 MiB. */
 #define RUNTIME_BYTES (2u << 20)
 
@@ -32,8 +34,16 @@ int cb_options_resolve(struct cb_options *opt, const struct cb_manifest *m, stru
         return cb_fail(err, CB_EINVAL, "batch %u is more than %u", opt->batch, CB_BATCH_MAX);
     if (opt->threads > CB_POOL_MAX)
         return cb_fail(err, CB_EINVAL, "threads %u is more than %u", opt->threads, CB_POOL_MAX);
-    if (opt->kv_type != CB_KV_F16 && opt->kv_type != CB_KV_F32)
+    if (opt->kv_type > CB_KV_Q8_0)
         return cb_fail(err, CB_EINVAL, "kv type %u is unknown", opt->kv_type);
+    if (cb_kv_row_bytes(opt->kv_type, m->head_dim) == 0)
+        return cb_fail(err, CB_EUNSUPPORTED, "kv q8_0 needs heads of a multiple of 32; this model "
+                       "has %u", m->head_dim);
+    if (opt->weights > CB_WEIGHTS_PRELOAD || opt->cache_policy > CB_CACHE_LFU ||
+        opt->on_bad > CB_BAD_NEXT || opt->on_miss > CB_MISS_ZEROS ||
+        opt->readers > CB_READERS_MAX)
+        return cb_fail(err, CB_EINVAL, "weights, cache policy, on-bad, on-miss or readers is out "
+                       "of range");
     opt->batch = min32(opt->batch, opt->ctx);
     return 0;
 }
@@ -81,10 +91,10 @@ static int take_tensor(struct cb_engine *e, struct cb_arena *a, const struct cb_
 }
 
 
-static int take_layer(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
-                      uint32_t il, struct cb_layer *l, struct cb_err *err)
+static int take_layer(struct cb_engine *e, const struct cb_manifest *m, struct cb_arena *a,
+                      const struct cb_files *f, uint32_t il, struct cb_layer *l,
+                      struct cb_err *err)
 {
-    const struct cb_manifest *m = &e->m;
     uint32_t d = m->n_embd, nq = m->n_head * m->head_dim, nk = m->n_head_kv * m->head_dim;
     int dense = m->n_expert == 0 || il < m->n_dense_layer;
     int shared = !dense && m->n_shexp_ff > 0;
@@ -124,79 +134,56 @@ static int take_layer(struct cb_engine *e, struct cb_arena *a, const struct cb_f
     }
     if (!dense && l->router.type != CB_F32)
         return cb_fail(err, CB_EFORMAT, "dense.coli: blk.%u.router must be F32", il);
+    l->router_norm = dense ? NULL : cb_arena_take(a, CB_L_DENSE, m->n_expert, sizeof(float));
     return 0;
 }
 
-static int take_dense(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
-                      struct cb_layer *layers, struct cb_err *err)
+static int take_dense(struct cb_engine *e, struct cb_release *rel, struct cb_arena *a,
+                      const struct cb_files *f, struct cb_err *err)
 {
-    const struct cb_manifest *m = &e->m;
+    const struct cb_manifest *m = &rel->m;
     uint32_t d = m->n_embd, V = m->n_vocab;
     const struct want wants[] = {
-        {"token_embd", V, d, 0, &e->token_embd, NULL},
-        {"output_norm", 1, d, 0, NULL, &e->output_norm},
-        {"output", V, d, 1, &e->output, NULL},
-        {"rope_freqs", 1, m->rope_dim / 2, 1, NULL, &e->rope_freqs},
+        {"token_embd", V, d, 0, &rel->token_embd, NULL},
+        {"output_norm", 1, d, 0, NULL, &rel->output_norm},
+        {"output", V, d, 1, &rel->output, NULL},
+        {"rope_freqs", 1, m->rope_dim / 2, 1, NULL, &rel->rope_freqs},
     };
     for (size_t i = 0; i < sizeof wants / sizeof wants[0]; i++) {
         int rc = take_tensor(e, a, f, &wants[i], err);
         if (rc != 0)
             return rc;
     }
-    if (e->output.rows == 0)
-        e->output = e->token_embd;
+    if (rel->output.rows == 0)
+        rel->output = rel->token_embd;
     for (uint32_t il = 0; il < m->n_layer; il++) {
         struct cb_layer spare; /* while counting there is no table to fill */
-        struct cb_layer *l = layers != NULL ? &layers[il] : &spare;
-        int rc = take_layer(e, a, f, il, l, err);
+        struct cb_layer *l = a->base != NULL ? &rel->layer[il] : &spare;
+        int rc = take_layer(e, m, a, f, il, l, err);
         if (rc != 0)
             return rc;
     }
     return 0;
 }
 
-/* ---- experts ------------------------------------------------------------ */
-
-static int take_experts(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
-                        struct cb_err *err)
-{
-    const struct cb_manifest *m = &e->m;
-    struct cb_experts *s = &e->experts;
-    s->n_layer = cb_manifest_moe_layers(m);
-    s->n_expert = m->n_expert;
-    uint64_t n = (uint64_t)s->n_layer * s->n_expert;
-    s->ffn = cb_arena_take(a, CB_L_EXPERTS, n, sizeof *s->ffn);
-    for (uint64_t i = 0; i < n; i++) {
-        const struct cb_expert_entry *r = &f->record[i];
-        const uint8_t *p = cb_arena_take(a, CB_L_EXPERTS, r->size, 1);
-        struct cb_mat part[3];
-        for (int k = 0; k < 3; k++) {
-            if (e->kern.gemm[r->part[k].type] == NULL)
-                return cb_fail(err, CB_EUNSUPPORTED, "layer %u, expert %u: no kernel for type %u",
-                               r->layer, r->expert, r->part[k].type);
-            cb_mat_init(&part[k], r->part[k].type, r->part[k].rows, r->part[k].cols,
-                        p != NULL ? p + r->part[k].offset : NULL);
-        }
-        if (s->ffn != NULL)
-            s->ffn[i] = (struct cb_ffn){part[0], part[1], part[2]};
-    }
-    return 0;
-}
-
 /* ---- activations and the rest ------------------------------------------- */
 
+/* One cache for every release: it holds no weights. */
 static void take_kv(struct cb_engine *e, struct cb_arena *a)
 {
-    const struct cb_manifest *m = &e->m;
-    uint64_t item = e->opt.kv_type == CB_KV_F32 ? 4 : 2;
-    uint64_t n = (uint64_t)m->n_head_kv * m->head_dim * e->opt.ctx;
+    const struct cb_manifest *m = &e->rel->m;
+    uint64_t row = cb_kv_row_bytes(e->opt.kv_type, m->head_dim);
+    /* The golden is about F16: a narrower cache borrows, so take room for it. */
+    uint64_t least = cb_kv_row_bytes(CB_KV_F16, m->head_dim) * CB_GOLDEN_TOKENS;
+    uint64_t head = row * e->opt.ctx > least ? row * e->opt.ctx : least;
     for (uint32_t il = 0; il < m->n_layer; il++) {
-        void *k = cb_arena_take(a, CB_L_KV, n, item);
-        void *v = cb_arena_take(a, CB_L_KV, n, item);
-        if (e->layer != NULL) {
-            e->layer[il].k_cache = k;
-            e->layer[il].v_cache = v;
-        }
+        void *k = cb_arena_take(a, CB_L_KV, m->n_head_kv, head);
+        void *v = cb_arena_take(a, CB_L_KV, m->n_head_kv, head);
+        for (int i = 0; i < 2 && a->base != NULL; i++)
+            if (e->release[i].layer != NULL) {
+                e->release[i].layer[il].k_cache = k;
+                e->release[i].layer[il].v_cache = v;
+            }
     }
 }
 
@@ -207,10 +194,11 @@ static float *take_f32(struct cb_arena *a, uint64_t rows, uint32_t cols)
 
 static void take_work(struct cb_engine *e, struct cb_arena *a)
 {
-    const struct cb_manifest *m = &e->m;
+    const struct cb_manifest *m = &e->rel->m;
     struct cb_work *w = &e->w;
     uint32_t d = m->n_embd, nq = m->n_head * m->head_dim, nk = m->n_head_kv * m->head_dim;
-    uint64_t T = e->opt.batch, K = m->n_used > 0 ? m->n_used : 1, R = T * K + T;
+    e->used_max = m->n_used + (m->n_used > 0 && e->opt.extra_expert != 0);
+    uint64_t T = e->opt.batch, K = e->used_max > 0 ? e->used_max : 1, R = T * K + T;
     w->ff = cb_pad_group(max32(max32(m->n_ff, m->n_expert_ff), m->n_shexp_ff));
     w->x = take_f32(a, T, d);
     w->xn = take_f32(a, T, d);
@@ -231,6 +219,12 @@ static void take_work(struct cb_engine *e, struct cb_arena *a)
     w->chosen = cb_arena_take(a, CB_L_ACT, T * K, sizeof *w->chosen);
     w->weight = cb_arena_take(a, CB_L_ACT, T * K, sizeof *w->weight);
     w->seg = cb_arena_take(a, CB_L_ACT, (uint64_t)m->n_expert + 1, sizeof *w->seg);
+    w->distinct = cb_arena_take(a, CB_L_ACT, m->n_expert, sizeof *w->distinct);
+    w->row_first = cb_arena_take(a, CB_L_ACT, (uint64_t)m->n_expert + 1, sizeof *w->row_first);
+    w->exclude = cb_arena_take(a, CB_L_ACT, m->n_expert, sizeof *w->exclude);
+    w->guess = take_f32(a, 1, m->n_expert);
+    w->guess_chosen = cb_arena_take(a, CB_L_ACT, K + 1, sizeof *w->guess_chosen);
+    w->guess_weight = cb_arena_take(a, CB_L_ACT, K + 1, sizeof *w->guess_weight);
     w->row_token = cb_arena_take(a, CB_L_ACT, R, sizeof *w->row_token);
     w->row_out = cb_arena_take(a, CB_L_ACT, R, sizeof *w->row_out);
     cb_acts_take(&w->in, a, T, max32(d, nq));
@@ -243,20 +237,60 @@ static void take_work(struct cb_engine *e, struct cb_arena *a)
     e->sample_index = cb_arena_take(a, CB_L_ACT, m->n_vocab, sizeof *e->sample_index);
 }
 
+int cb_release_layout(struct cb_engine *e, struct cb_release *rel, struct cb_arena *a,
+                      const struct cb_files *f, struct cb_err *err)
+{
+    uint64_t from = a->used;
+    unsigned char *room = a->base != NULL ? a->base + a->used : NULL;
+    rel->m = *f->m;
+    rel->layer = cb_arena_take(a, CB_L_DENSE, rel->m.n_layer, sizeof *rel->layer);
+    int rc = take_dense(e, rel, a, f, err);
+    rel->text_file = cb_arena_take(a, CB_L_TOKENIZER, f->tokenizer_bytes, 1);
+    rel->text_bytes = f->tokenizer_bytes;
+    if (rel->room == NULL) { /* a second layout in the same room keeps its bounds */
+        rel->room = room;
+        rel->room_bytes = a->used - from;
+    }
+    return rc;
+}
+
+/* What expert slots may take: what is left of the limit after all else. */
+static int take_store(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
+                      struct cb_err *err)
+{
+    if (a->base == NULL) {
+        uint64_t limit = cb_memory_limit(&e->opt);
+        uint64_t fixed = a->used + (uint64_t)e->opt.threads * CB_POOL_STACK + RUNTIME_BYTES;
+        uint64_t records = (uint64_t)cb_manifest_moe_layers(f->m) * f->m->n_expert;
+        uint64_t tables = records * sizeof(struct cb_record) + (1u << 16) +
+                          records * (sizeof(struct cb_slot) + 4);
+        uint64_t room = limit > fixed + tables ? limit - fixed - tables : 0;
+        uint32_t least;
+        if (e->opt.over_budget)
+            room = UINT64_MAX / 4;
+        uint32_t fit = cb_store_slots(f, &e->opt, room, &least, &e->slot_bytes);
+        /* Too little even for one token: count the least, the check refuses with the sum. */
+        e->n_slot = fit > 0 ? fit : e->opt.weights == CB_WEIGHTS_PRELOAD ? (uint32_t)records : least;
+        if (e->opt.weights == CB_WEIGHTS_LAZY)
+            e->opt.lazy_limit_bytes = e->opt.over_budget ? 0 : room > 1 ? room : 1;
+    }
+    return cb_store_layout(&e->store, a, f, &e->opt, e->n_slot, e->slot_bytes, err);
+}
+
 int cb_layout(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
               struct cb_err *err)
 {
     int rc;
-    const struct cb_manifest *m = &e->m;
-    e->layer = cb_arena_take(a, CB_L_DENSE, m->n_layer, sizeof *e->layer);
-    if ((rc = take_dense(e, a, f, e->layer, err)) != 0 || (rc = take_experts(e, a, f, err)) != 0)
-        return rc;
+    for (uint32_t i = 0; i < 1u + (e->opt.hot_swap != 0); i++)
+        if ((rc = cb_release_layout(e, &e->release[i], a, f, err)) != 0)
+            return rc;
     take_kv(e, a);
     take_work(e, a);
     /* A token stands for 4 to 5 bytes of common text; 16 leave room for runs. */
     e->text_max = (size_t)max32(e->opt.ctx, 4096) * 16;
-    e->text_file = cb_arena_take(a, CB_L_TOKENIZER, f->tokenizer_bytes, 1);
     e->text_scratch = cb_arena_take(a, CB_L_TOKENIZER, cb_text_scratch_bytes(e->text_max), 1);
+    if ((rc = take_store(e, a, f, err)) != 0)
+        return rc;
     if (a->overflow)
         return cb_fail(err, CB_EBUDGET, "the plan does not fit in 64 bits");
     a->line[CB_L_STACKS] = (uint64_t)e->opt.threads * CB_POOL_STACK;
@@ -280,22 +314,30 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
+uint64_t cb_memory_limit(const struct cb_options *opt)
+{
+    uint64_t available = cb_os_mem_available();
+    if (opt->budget == 0) /* leave the machine a twentieth */
+        return available - available / 20;
+    return opt->budget < available ? opt->budget : available;
+}
+
 int cb_ledger_check(const struct cb_options *opt, struct cb_ledger *l, struct cb_err *err)
 {
     l->budget = opt->budget;
     l->available = cb_os_mem_available();
-    uint64_t limit = opt->budget != 0 && opt->budget < l->available ? opt->budget : l->available;
-    if (l->total <= limit || opt->over_budget)
+    if (l->total <= cb_memory_limit(opt) || opt->over_budget)
         return 0;
     char with[32] = "none given";
     if (opt->budget != 0)
         snprintf(with, sizeof with, "%.1f MiB", mib(opt->budget));
     return cb_fail(err, CB_EBUDGET,
-                   "needs %.1f MiB = dense %.1f + experts %.1f + KV %.1f + activations %.1f + "
-                   "tokenizer %.1f + stacks, runtime %.1f; budget %s, the machine has %.1f MiB "
-                   "left; lower ctx or batch, or pass --over-budget",
-                   mib(l->total), mib(l->bytes[CB_L_DENSE]), mib(l->bytes[CB_L_EXPERTS]),
-                   mib(l->bytes[CB_L_KV]), mib(l->bytes[CB_L_ACT]), mib(l->bytes[CB_L_TOKENIZER]),
+                   "needs %.1f MiB = dense %.1f + experts %.1f (%u of %u) + KV %.1f + activations "
+                   "%.1f + tokenizer %.1f + rest %.1f; budget %s, the machine has %.1f MiB left; "
+                   "lower ctx or batch, or --over-budget",
+                   mib(l->total), mib(l->bytes[CB_L_DENSE]), mib(l->bytes[CB_L_EXPERTS]), l->slots,
+                   l->records, mib(l->bytes[CB_L_KV]), mib(l->bytes[CB_L_ACT]),
+                   mib(l->bytes[CB_L_TOKENIZER]),
                    mib(l->bytes[CB_L_STACKS] + l->bytes[CB_L_SERVER] + l->bytes[CB_L_RUNTIME]),
                    with, mib(l->available));
 }

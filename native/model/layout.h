@@ -30,12 +30,20 @@ void cb_files_close(struct cb_files *f);
 int cb_options_resolve(struct cb_options *opt, const struct cb_manifest *m, struct cb_err *err);
 
 /* Takes everything from the arena in one fixed order (counting when its base is
- * NULL) and sets e's pointers. *e need only have m and opt set. */
+ * NULL) and sets e's pointers. *e need only have opt set, and kern. */
 int cb_layout(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
               struct cb_err *err);
+/* The part of it that belongs to one release of the weights. */
+int cb_release_layout(struct cb_engine *e, struct cb_release *rel, struct cb_arena *a,
+                      const struct cb_files *f, struct cb_err *err);
 
-/* Reads every tensor into the places that cb_layout gave it, checking CRCs. */
-int cb_load(struct cb_engine *e, const struct cb_files *f, struct cb_err *err);
+/* Reads dense tensors and tokenizer into the places that the layout gave rel,
+ * checking CRCs, and opens the tokenizer. */
+int cb_load(struct cb_engine *e, struct cb_release *rel, const struct cb_files *f,
+            struct cb_err *err);
+
+/* What may be taken: the budget or what the machine has, whichever is less. */
+uint64_t cb_memory_limit(const struct cb_options *opt);
 
 /* Compares the sum with budget and machine; the message shows the sum. */
 int cb_ledger_check(const struct cb_options *opt, struct cb_ledger *l, struct cb_err *err);

@@ -1,4 +1,4 @@
-/* load.c — reads the weights into the arena and checks every CRC. Tensors are
+/* load.c — reads the dense weights into the arena and checks every CRC. Tensors are
  * shared out over the pool: storage with a queue likes several readers, and the
  * checksums run beside the reads. */
 #include <stdatomic.h>
@@ -8,9 +8,9 @@
 #include "model/layout.h"
 
 struct load_job {
-    struct cb_engine *e;
+    const struct cb_release *rel;
     const struct cb_files *f;
-    _Atomic uint32_t next;     /* item: dense tensors, then experts */
+    _Atomic uint32_t next;     /* tensor */
     _Atomic int failed;
     struct cb_err err[CB_POOL_MAX]; /* one a thread */
 };
@@ -35,7 +35,7 @@ static int read_checked(const struct cb_os_file *file, void *to, uint64_t size, 
 }
 
 /* Where cb_layout put dense tensor `name`, or NULL when it has no use for it. */
-static void *dense_place(const struct cb_engine *e, const char *name)
+static void *dense_place(const struct cb_release *rel, const char *name)
 {
     unsigned il = 0;
     int n = 0;
@@ -43,15 +43,15 @@ static void *dense_place(const struct cb_engine *e, const char *name)
         const char *name;
         const void *p;
     } top[] = {
-        {"token_embd", e->token_embd.data}, {"output_norm", e->output_norm},
-        {"output", e->output.data},         {"rope_freqs", e->rope_freqs},
+        {"token_embd", rel->token_embd.data}, {"output_norm", rel->output_norm},
+        {"output", rel->output.data},         {"rope_freqs", rel->rope_freqs},
     };
     for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
         if (strcmp(name, top[i].name) == 0)
             return (void *)(uintptr_t)top[i].p;
-    if (sscanf(name, "blk.%u.%n", &il, &n) != 1 || n == 0 || il >= e->m.n_layer)
+    if (sscanf(name, "blk.%u.%n", &il, &n) != 1 || n == 0 || il >= rel->m.n_layer)
         return NULL;
-    const struct cb_layer *l = &e->layer[il];
+    const struct cb_layer *l = &rel->layer[il];
     const struct {
         const char *name;
         const void *p;
@@ -80,7 +80,7 @@ static int load_dense(const struct load_job *job, uint32_t i, struct cb_err *err
     int rc = cb_dense_entry_parse(job->f->dense_dir, i, &job->f->dense, &t, err);
     if (rc != 0)
         return rc;
-    void *p = dense_place(job->e, t.name);
+    void *p = dense_place(job->rel, t.name);
     if (p == NULL)
         return cb_fail(err, CB_EUNSUPPORTED, "dense.coli: tensor %s is unknown to this engine",
                        t.name);
@@ -88,31 +88,16 @@ static int load_dense(const struct load_job *job, uint32_t i, struct cb_err *err
     return read_checked(&job->f->dense_file, p, t.size, t.offset, t.crc, what, err);
 }
 
-static int load_expert(const struct load_job *job, uint64_t i, struct cb_err *err)
-{
-    const struct cb_expert_entry *r = &job->f->record[i];
-    const struct cb_ffn *ffn = &job->e->experts.ffn[i];
-    char what[80];
-    uint8_t *p = (uint8_t *)(uintptr_t)(ffn->gate.data - r->part[0].offset);
-    snprintf(what, sizeof what, "experts-%04u.coli: layer %u, expert %u", job->f->record_shard[i],
-             r->layer, r->expert);
-    return read_checked(&job->f->shard_file[job->f->record_shard[i]], p, r->size, r->offset,
-                        r->crc, what, err);
-}
-
 static void load_part(void *arg, uint32_t thread, uint32_t n_threads)
 {
     struct load_job *job = arg;
-    uint64_t n_dense = job->f->dense.count;
-    uint64_t n = n_dense + (uint64_t)job->e->experts.n_layer * job->e->experts.n_expert;
     (void)n_threads;
     while (!atomic_load_explicit(&job->failed, memory_order_relaxed)) {
-        uint64_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-        if (i >= n)
+        uint32_t i = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+        if (i >= job->f->dense.count)
             return;
         struct cb_err *err = &job->err[thread];
-        int rc = i < n_dense ? load_dense(job, (uint32_t)i, err)
-                             : load_expert(job, i - n_dense, err);
+        int rc = load_dense(job, i, err);
         if (rc != 0) {
             err->code = rc;
             atomic_store_explicit(&job->failed, 1, memory_order_relaxed);
@@ -120,11 +105,28 @@ static void load_part(void *arg, uint32_t thread, uint32_t n_threads)
     }
 }
 
-int cb_load(struct cb_engine *e, const struct cb_files *f, struct cb_err *err)
+static int load_text(struct cb_release *rel, const struct cb_files *f, struct cb_err *err)
+{
+    int rc = cb_os_pread(&f->tokenizer_file, rel->text_file, rel->text_bytes, 0, err);
+    if (rc == 0)
+        rc = cb_text_open(&rel->text, rel->text_file, (size_t)rel->text_bytes, err);
+    if (rc == 0 && cb_text_n_vocab(&rel->text) > rel->m.n_vocab)
+        rc = cb_fail(err, CB_EFORMAT, "tokenizer.coli has %u tokens, the model %u",
+                     cb_text_n_vocab(&rel->text), rel->m.n_vocab);
+    if (rc != 0)
+        return rc;
+    rel->text_bos = cb_text_bos(&rel->text);
+    rel->text_eos = cb_text_eos(&rel->text);
+    rel->text_add_bos = (uint32_t)cb_text_add_bos(&rel->text);
+    return 0;
+}
+
+int cb_load(struct cb_engine *e, struct cb_release *rel, const struct cb_files *f,
+            struct cb_err *err)
 {
     struct load_job job;
     memset(&job, 0, sizeof job);
-    job.e = e;
+    job.rel = rel;
     job.f = f;
     cb_pool_run(&e->pool, load_part, &job);
     for (uint32_t i = 0; i < CB_POOL_MAX; i++)
@@ -133,5 +135,5 @@ int cb_load(struct cb_engine *e, const struct cb_files *f, struct cb_err *err)
                 *err = job.err[i];
             return job.err[i].code;
         }
-    return cb_os_pread(&f->tokenizer_file, e->text_file, f->tokenizer_bytes, 0, err);
+    return load_text(rel, f, err);
 }

@@ -2,14 +2,16 @@
 #include "router/router.h"
 
 #include <math.h>
+#include <string.h>
 
-/* Inserts the n values one by one into a list of the k best. Values are not NaN.
- * Strict > keeps the earlier index first among equals. */
-static void top_k(const float *value, uint32_t n, uint32_t k, int32_t *chosen, float *best)
+/* The k best of value[0..n), those with skip[i] left out. Strict > keeps the
+ * earlier index first among equals. Returns how many there are. */
+static uint32_t top_k(const float *value, uint32_t n, uint32_t k, const uint8_t *skip,
+                      int32_t *chosen, float *best)
 {
     uint32_t have = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (have == k && !(value[i] > best[k - 1]))
+        if ((skip != NULL && skip[i]) || (have == k && !(value[i] > best[k - 1])))
             continue;
         uint32_t at = have < k ? have++ : k - 1;
         for (; at > 0 && value[i] > best[at - 1]; at--) {
@@ -19,10 +21,124 @@ static void top_k(const float *value, uint32_t n, uint32_t k, int32_t *chosen, f
         best[at] = value[i];
         chosen[at] = (int32_t)i;
     }
+    return have;
 }
 
-static void renormalise(float *weight, uint32_t k)
+static double dot64(const float *w, const float *x, uint32_t n)
 {
+    double s = 0.0;
+    for (uint32_t i = 0; i < n; i++)
+        s += (double)w[i] * (double)x[i]; /* the product is exact */
+    return s;
+}
+
+void cb_router_norms(float *norm, const float *w, uint32_t n_expert, uint32_t n_embd)
+{
+    for (uint32_t e = 0; e < n_expert; e++) {
+        const float *row = w + (size_t)e * n_embd;
+        /* Up by more than the rounding of this sum and of the conversion. */
+        norm[e] = (float)(sqrt(dot64(row, row, n_embd)) * (1.0 + 0x1p-20));
+    }
+}
+
+static int is_chosen(const int32_t *chosen, uint32_t k, uint32_t i)
+{
+    for (uint32_t c = 0; c < k; c++)
+        if (chosen[c] == (int32_t)i)
+            return 1;
+    return 0;
+}
+
+/* One candidate of the exact comparison. */
+struct straddler {
+    double value;
+    uint32_t index;
+};
+
+/* The cut between chosen and rest is uncertain: recompute whoever's interval
+ * reaches it and refill the uncertain places by exact value. lo and hi are the
+ * lowest certain bound of the chosen and the highest of the rest. */
+static void settle(const struct cb_manifest *m, const struct cb_router *r, const float *logits,
+                   const float *x, double unit, double lo, double hi, uint32_t k, int32_t *chosen)
+{
+    struct straddler s[CB_MAX_EXPERT];
+    uint32_t n = 0, places = 0;
+    for (uint32_t i = 0; i < m->n_expert; i++) {
+        double eps = unit * (double)r->norm[i], v = (double)logits[i];
+        int in = is_chosen(chosen, k, i);
+        if ((r->exclude != NULL && r->exclude[i]) || (in ? v - eps > hi : v + eps < lo))
+            continue;
+        s[n++] = (struct straddler){dot64(r->w + (size_t)i * m->n_embd, x, m->n_embd), i};
+        places += (uint32_t)in;
+    }
+    for (uint32_t p = 0; p < places; p++) /* selection: value descending, index ascending */
+        for (uint32_t q = p + 1; q < n; q++)
+            if (s[q].value > s[p].value ||
+                (s[q].value == s[p].value && s[q].index < s[p].index)) {
+                struct straddler t = s[p];
+                s[p] = s[q];
+                s[q] = t;
+            }
+    uint32_t kept = 0;
+    for (uint32_t c = 0; c < k; c++) { /* certain ones stay */
+        double eps = unit * (double)r->norm[chosen[c]];
+        if ((double)logits[chosen[c]] - eps > hi)
+            chosen[kept++] = chosen[c];
+    }
+    for (uint32_t p = 0; p < places; p++)
+        chosen[kept++] = (int32_t)s[p].index;
+}
+
+/* Whether the set is certain; else repairs it. */
+static int certify(const struct cb_manifest *m, const struct cb_kernels *kern,
+                   const struct cb_router *r, const float *logits, const float *x, uint32_t k,
+                   int32_t *chosen)
+{
+    double norm = sqrt((double)kern->dot(x, x, m->n_embd)) * (1.0 + 0x1p-18);
+    double unit = (m->n_embd / 32.0 + 6.0) * 0x1p-24 * norm;
+    double lo = INFINITY, hi = -INFINITY;
+    for (uint32_t i = 0; i < m->n_expert; i++) {
+        double eps = unit * (double)r->norm[i], v = (double)logits[i];
+        if (r->exclude != NULL && r->exclude[i])
+            continue;
+        if (is_chosen(chosen, k, i))
+            lo = v - eps < lo ? v - eps : lo;
+        else
+            hi = v + eps > hi ? v + eps : hi;
+    }
+    if (lo > hi)
+        return 1;
+    settle(m, r, logits, x, unit, lo, hi, k, chosen);
+    return 0;
+}
+
+/* Rank order by the binary32 logits, which are the same bits everywhere. */
+static void sort_ranks(const float *logits, uint32_t k, int32_t *chosen)
+{
+    for (uint32_t a = 1; a < k; a++)
+        for (uint32_t b = a; b > 0; b--) {
+            float hi = logits[chosen[b]], lo = logits[chosen[b - 1]];
+            if (!(hi > lo || (hi == lo && chosen[b] < chosen[b - 1])))
+                break;
+            int32_t t = chosen[b];
+            chosen[b] = chosen[b - 1];
+            chosen[b - 1] = t;
+        }
+}
+
+static void weigh(const struct cb_manifest *m, const struct cb_kernels *kern, float *logits,
+                  uint32_t k, const int32_t *chosen, float *weight)
+{
+    if (m->router == CB_ROUTER_SOFTMAX)
+        kern->softmax(logits, m->n_expert);
+    for (uint32_t i = 0; i < k; i++)
+        weight[i] = logits[chosen[i]];
+    if (m->router == CB_ROUTER_SOFTMAX_TOPK) {
+        kern->softmax(weight, k);
+        return;
+    }
+    if (!m->router_renorm)
+        return;
     float sum = 0.0f;
     for (uint32_t i = 0; i < k; i++)
         sum += weight[i];
@@ -32,18 +148,35 @@ static void renormalise(float *weight, uint32_t k)
         weight[i] = weight[i] / sum;
 }
 
-int cb_route(const struct cb_manifest *m, const struct cb_kernels *kern, float *logits,
-             int32_t *chosen, float *weight)
+/* Whether any excluded expert's logit beats the last chosen one's. */
+static int passed_over(const struct cb_manifest *m, const uint8_t *exclude, const float *logits,
+                       int32_t last)
 {
-    for (uint32_t i = 0; i < m->n_expert; i++)
+    for (uint32_t i = 0; i < m->n_expert && exclude != NULL; i++)
+        if (exclude[i] && (logits[i] > logits[last] ||
+                           (logits[i] == logits[last] && (int32_t)i < last)))
+            return 1;
+    return 0;
+}
+
+int cb_route(const struct cb_manifest *m, const struct cb_kernels *kern, const struct cb_router *r,
+             float *logits, const float *x, int extra, float below, int32_t *chosen, float *weight,
+             struct cb_route *out)
+{
+    float top = -INFINITY;
+    for (uint32_t i = 0; i < m->n_expert; i++) {
         if (!isfinite(logits[i]))
             return -1;
-    if (m->router == CB_ROUTER_SOFTMAX)
-        kern->softmax(logits, m->n_expert);
-    top_k(logits, m->n_expert, m->n_used, chosen, weight);
-    if (m->router == CB_ROUTER_SOFTMAX_TOPK)
-        kern->softmax(weight, m->n_used);
-    else if (m->router_renorm)
-        renormalise(weight, m->n_used);
+        top = logits[i] > top ? logits[i] : top;
+    }
+    uint32_t k = m->n_used + (extra && top < below && m->n_used < m->n_expert);
+    memset(out, 0, sizeof *out);
+    out->n = k;
+    if (top_k(logits, m->n_expert, k, r->exclude, chosen, weight) < k)
+        return -2;
+    out->recomputed = !certify(m, kern, r, logits, x, k, chosen);
+    sort_ranks(logits, k, chosen);
+    out->passed_over = passed_over(m, r->exclude, logits, chosen[k - 1]);
+    weigh(m, kern, logits, k, chosen, weight);
     return 0;
 }

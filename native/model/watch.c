@@ -1,0 +1,75 @@
+/* watch.c — see watch.h. */
+#define _GNU_SOURCE /* clock_gettime */
+#include "model/watch.h"
+
+#include <time.h>
+
+#include "core/os.h"
+#include "expert/store.h"
+
+#define PERIOD_NS 50000000L
+
+static void look(struct cb_watch *w)
+{
+    uint64_t began = atomic_load(&w->began_ns), now = cb_os_now_ns();
+    if (began == 0 || began == w->told_ns || now < began || now - began < w->deadline_ns)
+        return;
+    w->told_ns = began;
+    w->counters->stuck++;
+    if (w->fn != NULL)
+        w->fn(w->ud, atomic_load(&w->layer), atomic_load(&w->store->waiting_for),
+              (now - began) / 1000000u);
+}
+
+static void *watch(void *arg)
+{
+    struct cb_watch *w = arg;
+    pthread_mutex_lock(&w->mutex);
+    while (!atomic_load(&w->stop)) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += PERIOD_NS;
+        if (until.tv_nsec >= 1000000000L) {
+            until.tv_nsec -= 1000000000L;
+            until.tv_sec++;
+        }
+        pthread_cond_timedwait(&w->cond, &w->mutex, &until);
+        look(w);
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return NULL;
+}
+
+int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, const struct cb_store *store,
+                  struct cb_counters *counters, struct cb_err *err)
+{
+    pthread_attr_t attr;
+    w->deadline_ns = (uint64_t)opt->token_deadline_ms * 1000000u;
+    w->fn = opt->on_stuck;
+    w->ud = opt->stuck_ud;
+    w->store = store;
+    w->counters = counters;
+    if (w->deadline_ns == 0)
+        return 0;
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->cond, NULL);
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 128u * 1024u);
+    w->running = pthread_create(&w->thread, &attr, watch, w) == 0;
+    pthread_attr_destroy(&attr);
+    return w->running ? 0 : cb_fail(err, CB_EIO, "starting the watchdog thread");
+}
+
+void cb_watch_close(struct cb_watch *w)
+{
+    if (!w->running)
+        return;
+    pthread_mutex_lock(&w->mutex);
+    atomic_store(&w->stop, 1);
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->mutex);
+    pthread_join(w->thread, NULL);
+    pthread_mutex_destroy(&w->mutex);
+    pthread_cond_destroy(&w->cond);
+    w->running = 0;
+}

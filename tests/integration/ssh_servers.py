@@ -217,8 +217,9 @@ class Proxy:
                     if self.action == "stall":
                         return  # neither reads on nor closes
                     if self.action == "cut":
+                        # Shut down first: a close alone waits for the other thread's recv.
                         for sock in (client, server):
-                            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                            sock.shutdown(socket.SHUT_RDWR)
                             sock.close()
                         return
                     assert callable(self.action)

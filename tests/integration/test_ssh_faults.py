@@ -26,13 +26,13 @@ def through(proxy: Proxy, server: Server, tmp_path: Path) -> dict[str, object]:
     return {"target": f"{server.user}@127.0.0.1:{proxy.listen_port}", "args": args}
 
 
-def settled(part: Path) -> int:
-    """A file's size once the server has written what it had received before the cut."""
-    size = -1
-    while size != part.stat().st_size:
-        size = part.stat().st_size
-        time.sleep(0.2)
-    return size
+def settled(server: Server, part: Path) -> int:
+    """A file's size once the cut session has ended, having written what it had received."""
+    end = time.monotonic() + 20
+    while server.sessions() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not server.sessions()
+    return part.stat().st_size
 
 
 def test_cut_in_the_middle_then_resumed(
@@ -51,7 +51,7 @@ def test_cut_in_the_middle_then_resumed(
     assert link(prefix) == good
     assert tree(prefix / "releases") == before
     [part] = (prefix / "blobs").glob("*.part")
-    kept = settled(part)
+    kept = settled(server, part)
     assert 0 < kept < 9 * MIB  # what the server had not read yet is lost with the connection
     # The lock was left behind by a deployment that is over: it is taken over.
     assert (prefix / "lock").is_dir()

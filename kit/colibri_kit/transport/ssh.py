@@ -85,7 +85,9 @@ class SshTransport(TransportBase):
             raise self._lost() from err
         finally:
             if channel is not None:
-                channel.close()
+                # On a dead link even closing raises (EOFError): it must not hide the reason.
+                with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                    channel.close()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60.0) -> Completed:
         out: list[bytes] = []
@@ -137,7 +139,7 @@ class SshTransport(TransportBase):
             with self._channel(argv) as channel:
                 whole = self._send(channel, reader, size, progress)
                 self._moved = None
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, EOFError):
                     channel.shutdown_write()
                 rc = self._drain(channel, out.append, err.append, max(120.0, self._stall), argv)
         finally:
@@ -161,7 +163,7 @@ class SshTransport(TransportBase):
             while len(piece):
                 try:
                     n = channel.send(piece)
-                except OSError:
+                except (OSError, EOFError):
                     n = 0
                 if not n:
                     if not self._transport.is_active():
@@ -239,7 +241,7 @@ class _PidLine:
 
 def _feed(channel: paramiko.Channel, stdin: bytes | None) -> None:
     # A program that ends without reading its input is no fault of the link.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, EOFError):
         if stdin:
             channel.sendall(stdin)
         channel.shutdown_write()

@@ -64,7 +64,9 @@ def permission_remedy(device: str) -> str:
 
         group = grp.getgrgid(os.stat(device).st_gid).gr_name  # noqa: PTH116
     if group == "root":
-        return "install the udev rule that `colibri-kit doctor --udev-rule` prints, then plug the adapter again"
+        return (
+            "install the udev rule that `colibri-kit doctor --udev-rule` prints, then plug the adapter again"
+        )
     return f"sudo usermod -aG {group} $USER  (then log in again), or the rule of `colibri-kit doctor --udev-rule`"
 
 

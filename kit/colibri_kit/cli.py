@@ -19,6 +19,7 @@ from colibri_kit.ui import Ui
 
 #: verb -> one-line help. The module is commands/<verb>.py (dashes become underscores).
 VERBS: dict[str, str] = {
+    "board": "Bring virtual boards up and down.",
     "boards": "List board profiles, or show one.",
     "build": "Compile the engine for a board.",
     "convert": "Turn a GGUF into a checked .coli model.",
@@ -27,10 +28,12 @@ VERBS: dict[str, str] = {
     "inspect": "Show what a GGUF or .coli model holds.",
     "logits": "Run token ids through a model and save the logits.",
     "logs": "Show a board's engine log.",
+    "plan": "Show what a model takes on a board, and whether it fits.",
     "probe": "Measure latency, speed and memory on a board.",
     "rollback": "Go back to the previous release on a board.",
     "run": "Generate text, here or on a board.",
     "status": "Show which release a board runs and how it is.",
+    "trace": "Draw hit rates from recorded expert choices.",
     "undeploy": "Remove the engine and its releases from a board.",
     "upcycle": "Make a Mixture-of-Experts GGUF from a dense one.",
     "verify": "Check every byte and the golden of a .coli model.",

@@ -34,6 +34,21 @@ class Storage(_Strict):
     source: Str
 
 
+class Vm(_Strict):
+    """How QEMU stands in for the board; such a profile is brought up by `colibri-kit board up`.
+
+    Attributes:
+        machine, cpu: as QEMU names them. A Raspberry Pi machine brings its own CPU.
+        kernel: Debian's cloud kernel, or the full one with every driver.
+        disk: size of the data disk unless told otherwise, bytes.
+    """
+
+    machine: Literal["virt", "raspi3b", "raspi4b", "q35"]
+    cpu: Str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,+=-]*$")
+    kernel: Literal["cloud", "full"]
+    disk: Size
+
+
 class Board(_Strict):
     """One board profile. Sizes are bytes.
 
@@ -44,6 +59,7 @@ class Board(_Strict):
         budget: memory the engine may take unless a recipe or flag says otherwise.
         prefix: folder on the board that holds releases; None where nothing is deployed.
         memory_bandwidth_gb_s: 10^9 bytes a second, reads, all cores.
+        vm: set for boards that QEMU plays.
     """
 
     name: Str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -61,6 +77,7 @@ class Board(_Strict):
     budget: Size
     prefix: Str | None = None
     notes: Str | None = None
+    vm: Vm | None = None
 
     @property
     def arch(self) -> str:

@@ -41,6 +41,13 @@ class SshOptions:
         from colibri_kit.transport.sshauth import HostKeyRule
         from colibri_kit.transport.sshconnect import SshSpec
 
+        config = self.ssh_config
+        if re.search(r"(^|@)@", host):
+            from colibri_kit.vboard.runtime import alias
+
+            found = alias(host)  # @NAME: a virtual board, which has an ssh_config of its own
+            if found is not None:
+                host, config = found
         mark = self.host_key_fingerprint
         if mark is not None and not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", mark):
             raise UsageError(
@@ -51,7 +58,7 @@ class SshOptions:
             port=self.port,
             identity=self.identity.expanduser() if self.identity else None,
             use_agent=not self.no_agent,
-            ssh_config=self.ssh_config,
+            ssh_config=config,
             host_keys=HostKeyRule(
                 self.accept_new_host_key, mark, self.known_hosts.expanduser() if self.known_hosts else None
             ),

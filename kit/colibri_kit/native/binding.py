@@ -33,6 +33,7 @@ _CODES: dict[int, tuple[type[KitError], str]] = {
     -8: (UsageError, "CK-ENGINE-CONTEXT"),
     -9: (EngineError, "CK-ENGINE-UNSUPPORTED"),
     -10: (EngineError, "CK-ENGINE-CANCEL"),
+    -11: (FormatError, "CK-ENGINE-EXPERT"),
 }
 
 

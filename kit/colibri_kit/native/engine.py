@@ -13,38 +13,11 @@ import numpy.typing as npt
 
 from colibri_kit.errors import EngineError, UsageError
 from colibri_kit.native import binding
+from colibri_kit.native.options import options
 
-KV_TYPES = {"f16": 0, "f32": 1}
 FINISH = ("length", "eog", "stop", "cancel", "context")
 NO_TOKEN = 0xFFFFFFFF
 _EBUDGET = -4
-
-
-def _options(
-    ffi: Any,
-    model_dir: str | os.PathLike[str],
-    ctx: int,
-    threads: int,
-    budget: int,
-    isa: str | None,
-    kv: str,
-    batch: int,
-    over_budget: bool,
-    lock: bool,
-) -> tuple[Any, list[Any]]:
-    """A filled ``struct cb_options`` and the buffers that must outlive it."""
-    if kv not in KV_TYPES:
-        raise UsageError(f"kv must be one of {', '.join(KV_TYPES)}, not '{kv}'")
-    path = ffi.new("char[]", os.fsencode(Path(model_dir)))
-    name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
-    opt = ffi.new("struct cb_options *")
-    opt.model_dir, opt.isa = path, name
-    try:
-        opt.budget, opt.ctx, opt.batch, opt.threads = budget, ctx, batch, threads
-    except OverflowError as err:
-        raise UsageError(f"an engine option is out of range: {err}") from err
-    opt.kv_type, opt.over_budget, opt.lock = KV_TYPES[kv], int(over_budget), int(lock)
-    return opt, [path, name]
 
 
 def _ledger(ffi: Any, lib: Any, raw: Any) -> dict[str, Any]:
@@ -54,6 +27,9 @@ def _ledger(ffi: Any, lib: Any, raw: Any) -> dict[str, Any]:
         "total": int(raw.total),
         "budget": int(raw.budget),
         "available": int(raw.available),
+        "slots": int(raw.slots),
+        "records": int(raw.records),
+        "slot_bytes": int(raw.slot_bytes),
     }
 
 
@@ -65,27 +41,21 @@ def _info(ffi: Any, raw: Any) -> dict[str, Any]:
     return out
 
 
-def plan(
-    model_dir: str | os.PathLike[str],
-    *,
-    ctx: int = 0,
-    threads: int = 0,
-    budget: int = 0,
-    isa: str | None = None,
-    kv: str = "f16",
-    batch: int = 0,
-) -> dict[str, Any]:
+def plan(model_dir: str | os.PathLike[str], **settings: Any) -> dict[str, Any]:
     """What a model would take, without loading it.
 
+    Args:
+        settings: as :func:`colibri_kit.native.options.options` takes them.
+
     Returns:
-        ``{"fits": bool, "message": str, "ledger": {"lines", "total", "budget", "available"},
-        "info": {…}}``; sizes in bytes.
+        ``{"fits": bool, "message": str, "ledger": {…}, "info": {…}}`` with the ledger as
+        :meth:`Engine.ledger` gives it; sizes in bytes.
 
     Raises:
         FormatError, UsageError, EngineError: the model or an option is wrong.
     """
     ffi, lib = binding.load()
-    opt, _keep = _options(ffi, model_dir, ctx, threads, budget, isa, kv, batch, False, False)
+    opt, _keep = options(ffi, model_dir, **settings)
     ledger, info, err = (ffi.new(f"struct {n} *") for n in ("cb_ledger", "cb_info", "cb_err"))
     rc = lib.cb_plan(opt, ledger, info, err)
     if rc != _EBUDGET:
@@ -102,32 +72,18 @@ class Engine:
     """One model, one session. Use as a context manager; not for two threads at once.
 
     Args:
-        ctx, threads, budget, batch: 0 = the engine's default; budget in bytes.
-        isa: None = the best of this CPU, else ``scalar``, ``sse41``, ``avx2``, ``neon``.
-        kv: ``f16`` or ``f32``.
-        over_budget: go on although the plan exceeds what is available.
+        settings: ctx, threads, budget (bytes), batch, isa, kv, over_budget, weights,
+            cache_experts, on_bad, …: as :func:`colibri_kit.native.options.options` takes them.
 
     Raises:
         FormatError: the model's files are damaged. PreflightError: it does not fit (the sum is
         in the message). UsageError, EngineError: an option is wrong, or the system refused.
     """
 
-    def __init__(
-        self,
-        model_dir: str | os.PathLike[str],
-        *,
-        ctx: int = 0,
-        threads: int = 0,
-        budget: int = 0,
-        isa: str | None = None,
-        kv: str = "f16",
-        batch: int = 0,
-        over_budget: bool = False,
-        lock: bool = False,
-    ) -> None:
+    def __init__(self, model_dir: str | os.PathLike[str], **settings: Any) -> None:
         self._handle: Any = None
         self._ffi, self._lib = binding.load()
-        opt, _keep = _options(self._ffi, model_dir, ctx, threads, budget, isa, kv, batch, over_budget, lock)
+        opt, self._keep = options(self._ffi, model_dir, **settings)
         out, self._err = self._ffi.new("struct cb_engine **"), self._ffi.new("struct cb_err *")
         self._check(self._lib.cb_engine_open(opt, out, self._err), f"opening {model_dir}")
         self._handle = out[0]
@@ -169,7 +125,7 @@ class Engine:
         return _info(self._ffi, raw)
 
     def ledger(self) -> dict[str, Any]:
-        """``{"lines": {name: bytes}, "total", "budget", "available"}``."""
+        """``{"lines": {name: bytes}, "total", "budget", "available", "slots", "records", "slot_bytes"}``."""
         raw = self._ffi.new("struct cb_ledger *")
         self._lib.cb_engine_ledger(self._e, raw)
         return _ledger(self._ffi, self._lib, raw)
@@ -177,6 +133,15 @@ class Engine:
     def reset(self) -> None:
         """Position 0; counters stay."""
         self._lib.cb_reset(self._e)
+
+    def swap(self, model_dir: str | os.PathLike[str]) -> None:
+        """Takes over another release of the same geometry; needs ``hot_swap``. The session starts anew.
+
+        Raises:
+            KitError: the new one is damaged, different or fails its golden; the old one stays.
+        """
+        rc = self._lib.cb_swap(self._e, os.fsencode(Path(model_dir)), self._err)
+        self._check(rc, f"taking over {model_dir}")
 
     def position(self) -> int:
         """Tokens in the session."""

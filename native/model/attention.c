@@ -51,22 +51,26 @@ static void qkv_rows(void *arg, uint32_t thread, uint32_t n_threads)
         bias_norm_rope(c, k, m->n_head_kv, l->k_bias, l->k_norm, (uint32_t)t);
         if (l->v_bias != NULL)
             e->kern.add(v, l->v_bias, (size_t)m->n_head_kv * m->head_dim);
-        cb_kv_put(e, l->k_cache, k, e->pos + (uint32_t)t);
-        cb_kv_put(e, l->v_cache, v, e->pos + (uint32_t)t);
+        cb_kv_put(e, c->il, l->k_cache, k, e->pos + (uint32_t)t);
+        cb_kv_put(e, c->il, l->v_cache, v, e->pos + (uint32_t)t);
     }
 }
 
-/* One head of one token against positions 0 … its own. */
-static void one_head(const struct cb_engine *e, const struct cb_layer *l, uint32_t t, uint32_t h,
-                     float *score)
+/* One head of one token against the positions it sees: 0 … its own, or as many
+ * as the layer's window holds. */
+static void one_head(const struct cb_engine *e, uint32_t il, uint32_t t, uint32_t h, float *score)
 {
     const struct cb_manifest *m = &e->rel->m;
     uint32_t hd = m->head_dim, nq = cb_pad_group(m->n_head * hd);
-    uint32_t n_pos = e->pos + t + 1, g = h / (m->n_head / m->n_head_kv);
+    uint32_t n = e->pos + t + 1, from = 0, g = h / (m->n_head / m->n_head_kv);
     const float *q = e->w.q + (size_t)t * nq + (size_t)h * hd;
-    cb_kv_score(e, l->k_cache, g, q, score, n_pos);
-    e->kern.softmax(score, n_pos);
-    cb_kv_mix(e, l->v_cache, g, score, e->w.att + (size_t)t * nq + (size_t)h * hd, n_pos);
+    if (m->windowed[il] && n > m->window) {
+        from = n - m->window;
+        n = m->window;
+    }
+    cb_kv_score(e, il, g, q, score, from, n);
+    e->kern.softmax(score, n);
+    cb_kv_mix(e, il, g, score, e->w.att + (size_t)t * nq + (size_t)h * hd, from, n);
 }
 
 /* (head, token) pairs over the threads, heads outermost so that one thread
@@ -79,7 +83,7 @@ static void heads_part(void *arg, uint32_t thread, uint32_t n_threads)
     uint64_t lo, hi;
     cb_share((uint64_t)e->rel->m.n_head * c->n, thread, n_threads, &lo, &hi);
     for (uint64_t i = lo; i < hi; i++)
-        one_head(e, &e->rel->layer[c->il], (uint32_t)(i % c->n), (uint32_t)(i / c->n), score);
+        one_head(e, c->il, (uint32_t)(i % c->n), (uint32_t)(i / c->n), score);
 }
 
 static void att_prepare_rows(void *arg, uint32_t thread, uint32_t n_threads)

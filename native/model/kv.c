@@ -23,10 +23,25 @@ uint64_t cb_kv_row_bytes(uint32_t kv_type, uint32_t head_dim)
     }
 }
 
-static size_t row_at(const struct cb_engine *e, uint32_t g, uint32_t pos)
+uint32_t cb_kv_len(const struct cb_engine *e, uint32_t il)
 {
-    return ((size_t)g * e->opt.ctx + pos) *
-           (size_t)cb_kv_row_bytes(e->opt.kv_type, e->rel->m.head_dim);
+    const struct cb_manifest *m = &e->rel->m;
+    uint64_t window = (uint64_t)m->window + e->opt.batch;
+    return m->windowed[il] && window < e->opt.ctx ? (uint32_t)window : e->opt.ctx;
+}
+
+/* One KV head's ring in one layer. */
+struct ring {
+    uint8_t *base;
+    size_t row;       /* bytes */
+    uint32_t len;     /* rows */
+};
+
+static struct ring ring_of(const struct cb_engine *e, uint32_t il, void *cache, uint32_t g)
+{
+    size_t row = (size_t)cb_kv_row_bytes(e->opt.kv_type, e->rel->m.head_dim);
+    uint32_t len = cb_kv_len(e, il);
+    return (struct ring){(uint8_t *)cache + (size_t)g * len * row, row, len};
 }
 
 static void put_q8_0(const struct cb_engine *e, uint8_t *to, const float *x, uint32_t hd)
@@ -41,11 +56,12 @@ static void put_q8_0(const struct cb_engine *e, uint8_t *to, const float *x, uin
     }
 }
 
-void cb_kv_put(const struct cb_engine *e, void *cache, const float *x, uint32_t pos)
+void cb_kv_put(const struct cb_engine *e, uint32_t il, void *cache, const float *x, uint32_t pos)
 {
     uint32_t hd = e->rel->m.head_dim;
     for (uint32_t g = 0; g < e->rel->m.n_head_kv; g++, x += hd) {
-        uint8_t *to = (uint8_t *)cache + row_at(e, g, pos);
+        struct ring r = ring_of(e, il, cache, g);
+        uint8_t *to = r.base + (size_t)(pos % r.len) * r.row;
         if (e->opt.kv_type == CB_KV_F32)
             memcpy(to, x, hd * sizeof *x);
         else if (e->opt.kv_type == CB_KV_F16)
@@ -68,10 +84,10 @@ static void widen(const struct cb_engine *e, const uint8_t *from, float *to, siz
     }
 }
 
-void cb_kv_score(const struct cb_engine *e, const void *cache, uint32_t g, const float *q,
-                 float *score, uint32_t n)
+/* n rows that stand one after the other. */
+static void score_rows(const struct cb_engine *e, const uint8_t *k, size_t row, const float *q,
+                       float *score, uint32_t n)
 {
-    const uint8_t *k = (const uint8_t *)cache + row_at(e, g, 0);
     uint32_t hd = e->rel->m.head_dim, tile = TILE_FLOATS / hd;
     float scale = e->rel->m.attn_scale, wide[TILE_FLOATS];
     if (e->opt.kv_type == CB_KV_F32)
@@ -81,26 +97,53 @@ void cb_kv_score(const struct cb_engine *e, const void *cache, uint32_t g, const
     else
         for (uint32_t p = 0; p < n; p += tile) {
             uint32_t part = n - p < tile ? n - p : tile;
-            widen(e, k + row_at(e, 0, p), wide, part);
+            widen(e, k + p * row, wide, part);
             e->kern.attn_score_f32(score + p, q, wide, part, hd, scale);
         }
 }
 
-void cb_kv_mix(const struct cb_engine *e, const void *cache, uint32_t g, const float *score,
-               float *o, uint32_t n)
+void cb_kv_score(const struct cb_engine *e, uint32_t il, uint32_t g, const float *q, float *score,
+                 uint32_t from, uint32_t n)
 {
-    const uint8_t *v = (const uint8_t *)cache + row_at(e, g, 0);
+    struct ring r = ring_of(e, il, e->rel->layer[il].k_cache, g);
+    uint32_t at = from % r.len, first = n < r.len - at ? n : r.len - at;
+    score_rows(e, r.base + at * r.row, r.row, q, score, first);
+    if (first < n)
+        score_rows(e, r.base, r.row, q, score + first, n - first);
+}
+
+/* Rows one by one onto o: what the mix kernels do from 0, continued. */
+static void add_rows(const struct cb_engine *e, const uint8_t *v, size_t row, const float *score,
+                     float *o, uint32_t n)
+{
     uint32_t hd = e->rel->m.head_dim;
     float wide[TILE_FLOATS];
+    for (uint32_t p = 0; p < n; p++, v += row) {
+        const float *x = wide;
+        if (e->opt.kv_type == CB_KV_F32)
+            x = (const float *)(const void *)v;
+        else if (e->opt.kv_type == CB_KV_F16)
+            e->kern.f16_to_f32(wide, (const uint16_t *)(const void *)v, hd);
+        else
+            widen(e, v, wide, 1);
+        e->kern.axpy(o, score[p], x, hd);
+    }
+}
+
+void cb_kv_mix(const struct cb_engine *e, uint32_t il, uint32_t g, const float *score, float *o,
+               uint32_t from, uint32_t n)
+{
+    struct ring r = ring_of(e, il, e->rel->layer[il].v_cache, g);
+    uint32_t hd = e->rel->m.head_dim, at = from % r.len;
+    uint32_t first = n < r.len - at ? n : r.len - at;
+    const uint8_t *v = r.base + at * r.row;
     if (e->opt.kv_type == CB_KV_F32) {
-        e->kern.attn_mix_f32(o, score, (const float *)(const void *)v, n, hd);
+        e->kern.attn_mix_f32(o, score, (const float *)(const void *)v, first, hd);
     } else if (e->opt.kv_type == CB_KV_F16) {
-        e->kern.attn_mix_f16(o, score, (const uint16_t *)(const void *)v, n, hd);
+        e->kern.attn_mix_f16(o, score, (const uint16_t *)(const void *)v, first, hd);
     } else {
         memset(o, 0, hd * sizeof *o);
-        for (uint32_t p = 0; p < n; p++) {
-            widen(e, v + row_at(e, 0, p), wide, 1);
-            e->kern.axpy(o, score[p], wide, hd);
-        }
+        add_rows(e, v, r.row, score, o, first);
     }
+    add_rows(e, r.base, r.row, score + first, o, n - first);
 }

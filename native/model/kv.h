@@ -1,4 +1,4 @@
-/* kv.h — the key/value cache of one layer: [G][ctx] rows of head_dim values in
+/* kv.h — the key/value cache of one layer: [G][length] rows of head_dim values in
  * F16, F32 or Q8_0 (34 bytes a 32 values: f16 scale, int8[32]). */
 #ifndef CB_KV_H
 #define CB_KV_H
@@ -8,13 +8,18 @@
 /* Bytes of one position of one KV head; 0 when the type does not fit head_dim. */
 uint64_t cb_kv_row_bytes(uint32_t kv_type, uint32_t head_dim);
 
-/* Stores x [G][hd] at position pos. */
-void cb_kv_put(const struct cb_engine *e, void *cache, const float *x, uint32_t pos);
-/* score[p] = q·k[p] * scale for positions [0, n) of KV head g. */
-void cb_kv_score(const struct cb_engine *e, const void *cache, uint32_t g, const float *q,
-                 float *score, uint32_t n);
-/* o[hd] = sum over p in order of score[p] * v[p], one fma each, from 0. */
-void cb_kv_mix(const struct cb_engine *e, const void *cache, uint32_t g, const float *score,
-               float *o, uint32_t n);
+/* Positions that layer il keeps: all of the context, or its attention window
+ * and one prefill chunk more, so that a chunk is stored before it is read. The
+ * cache is a ring: position p lies at row p mod length. */
+uint32_t cb_kv_len(const struct cb_engine *e, uint32_t il);
+
+/* Stores x [G][hd] of layer il at position pos. */
+void cb_kv_put(const struct cb_engine *e, uint32_t il, void *cache, const float *x, uint32_t pos);
+/* score[i] = q·k[p] * scale for the n positions p = from + i, KV head g. */
+void cb_kv_score(const struct cb_engine *e, uint32_t il, uint32_t g, const float *q, float *score,
+                 uint32_t from, uint32_t n);
+/* o[hd] = sum over those p in order of score[i] * v[p], one fma each, from 0. */
+void cb_kv_mix(const struct cb_engine *e, uint32_t il, uint32_t g, const float *score, float *o,
+               uint32_t from, uint32_t n);
 
 #endif

@@ -175,8 +175,8 @@ static void take_kv(struct cb_engine *e, struct cb_arena *a)
     uint64_t row = cb_kv_row_bytes(e->opt.kv_type, m->head_dim);
     /* The golden is about F16: a narrower cache borrows, so take room for it. */
     uint64_t least = cb_kv_row_bytes(CB_KV_F16, m->head_dim) * CB_GOLDEN_TOKENS;
-    uint64_t head = row * e->opt.ctx > least ? row * e->opt.ctx : least;
     for (uint32_t il = 0; il < m->n_layer; il++) {
+        uint64_t head = row * cb_kv_len(e, il) > least ? row * cb_kv_len(e, il) : least;
         void *k = cb_arena_take(a, CB_L_KV, m->n_head_kv, head);
         void *v = cb_arena_take(a, CB_L_KV, m->n_head_kv, head);
         for (int i = 0; i < 2 && a->base != NULL; i++)

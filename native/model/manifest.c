@@ -100,7 +100,7 @@ static int check_feature_keys(const struct reader *r)
 {
     static const char *const known[] = {
         "rope", "rope_base", "rope_scale", "norm_eps", "qk_norm", "router", "router_renorm",
-        "embd_scale", "resid_scale", "attn_scale", "logit_scale",
+        "embd_scale", "resid_scale", "attn_scale", "logit_scale", "window", "window_layers",
     };
     const struct cb_json *j = r->j;
     uint32_t k = r->obj + 1;
@@ -116,6 +116,26 @@ static int check_feature_keys(const struct reader *r)
                            "does not have", (int)(j->tok[k].len > 60 ? 60 : j->tok[k].len),
                            j->text + j->tok[k].at);
     }
+    return 0;
+}
+
+/* "window": n and "window_layers": one letter a layer, w = windowed, f = full. */
+static int parse_window(const struct reader *r, struct cb_manifest *m)
+{
+    char layers[CB_MAX_LAYER + 1];
+    if (cb_json_get(r->j, r->obj, "window") == CB_JSON_NONE)
+        return 0;
+    int rc = get_u32(r, "window", 1, 1u << 30, &m->window);
+    if (rc == 0)
+        rc = cb_json_str(r->j, cb_json_get(r->j, r->obj, "window_layers"),
+                         "manifest.json: window_layers", layers, sizeof layers, r->err);
+    if (rc != 0)
+        return rc;
+    if (strlen(layers) != m->n_layer || strspn(layers, "wf") != m->n_layer)
+        return cb_fail(r->err, CB_EFORMAT, "manifest.json: window_layers needs %u letters w or f",
+                       m->n_layer);
+    for (uint32_t il = 0; il < m->n_layer; il++)
+        m->windowed[il] = layers[il] == 'w';
     return 0;
 }
 
@@ -142,6 +162,8 @@ static int parse_features(const struct reader *r, struct cb_manifest *m)
     m->router = (enum cb_router_kind)router;
     if (m->rope != CB_ROPE_NONE && m->rope_dim == 0)
         return cb_fail(r->err, CB_EFORMAT, "manifest.json: rope without rope_dim");
+    if ((rc = parse_window(r, m)) != 0)
+        return rc;
     return cb_json_bool(r->j, cb_json_get(r->j, r->obj, "router_renorm"),
                         "manifest.json: router_renorm", &m->router_renorm, r->err);
 }

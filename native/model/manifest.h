@@ -27,6 +27,8 @@ struct cb_manifest {
     enum cb_qk_norm qk_norm;
     enum cb_router_kind router;
     int router_renorm;
+    uint32_t window;         /* positions that a windowed layer sees, its own included */
+    uint8_t windowed[CB_MAX_LAYER];
     double rope_base, rope_scale;
     float norm_eps, embd_scale, resid_scale, attn_scale, logit_scale;
     struct cb_chat chat;

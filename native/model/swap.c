@@ -17,7 +17,8 @@ static int same_geometry(const struct cb_manifest *a, const struct cb_manifest *
            a->n_used == b->n_used && a->n_expert_ff == b->n_expert_ff &&
            a->n_shexp_ff == b->n_shexp_ff && a->n_dense_layer == b->n_dense_layer &&
            a->rope_dim == b->rope_dim && a->rope == b->rope && a->qk_norm == b->qk_norm &&
-           a->n_shard == b->n_shard && a->ctx_train == b->ctx_train;
+           a->n_shard == b->n_shard && a->ctx_train == b->ctx_train && a->window == b->window &&
+           memcmp(a->windowed, b->windowed, sizeof a->windowed) == 0;
 }
 
 static int check_new(const struct cb_engine *e, const struct cb_files *f, struct cb_err *err)

@@ -55,7 +55,7 @@ def _rope(x: Any, base: float, n: int, neox: bool) -> Any:
     return out
 
 
-def _attention(m: Model, x: Any, i: int) -> Any:
+def _attention(m: Model, x: Any, i: int, window: int) -> Any:
     p, eps = f"blk.{i}.", m.get("attention.layer_norm_rms_epsilon")
     heads, kv_heads = m.get("attention.head_count"), m.get("attention.head_count_kv")
     t = x.shape[0]
@@ -77,6 +77,8 @@ def _attention(m: Model, x: Any, i: int) -> Any:
     scale = m.get("attention.scale", hd**-0.5)
     out = np.empty_like(q)
     mask = np.triu(np.full((t, t), -np.inf), 1)
+    if window:
+        mask += np.tril(np.full((t, t), -np.inf), -window)
     for h in range(heads):
         g = h // (heads // kv_heads)
         out[:, h] = _softmax(q[:, h] @ k[:, g].T * scale + mask) @ v[:, g]
@@ -107,13 +109,18 @@ def _moe(m: Model, x: Any, i: int) -> tuple[Any, Any]:
     return y, chosen
 
 
-def run(m: Model, tokens: Any) -> tuple[Any, Any]:
-    """(logits float64 [T, vocab], experts [MoE layers, T, used]) for int tokens [T]."""
+def run(m: Model, tokens: Any, windows: Any = None) -> tuple[Any, Any]:
+    """(logits float64 [T, vocab], experts [MoE layers, T, used]) for int tokens [T].
+
+    windows: positions that each layer sees, its own included; 0 = all.
+    """
     eps, resid = m.get("attention.layer_norm_rms_epsilon"), m.get("residual_scale", 1.0)
     x = m.w["token_embd.weight"][tokens] * m.get("embedding_scale", 1.0)
     experts = []
     for i in range(m.get("block_count")):
-        x = x + resid * _attention(m, _rms(x, m.w[f"blk.{i}.attn_norm.weight"], eps), i)
+        x = x + resid * _attention(
+            m, _rms(x, m.w[f"blk.{i}.attn_norm.weight"], eps), i, windows[i] if windows else 0
+        )
         y, chosen = _moe(m, _rms(x, m.w[f"blk.{i}.ffn_norm.weight"], eps), i)
         x = x + resid * y
         experts.append(chosen)

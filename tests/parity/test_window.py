@@ -40,7 +40,8 @@ def test_window(window: int, layers: str, convert: Callable[..., Path], tmp_path
             assert np.abs(logits - want).max() <= 1e-4
             assert np.array_equal(experts, chosen)
         hashes.add((kv, logits.tobytes()))
-        rows = sum(min(window + batch, 512) if c == "w" else 512 for c in layers)
+        item = 4 if kv == "f32" else 2
+        rows = [min(window + batch, 512) if c == "w" else 512 for c in layers]
         # key and value, 2 heads of 16; never less than the golden's 16 rows of F16
-        assert kv_bytes <= max(rows, 2 * 16) * 2 * 2 * 16 * (4 if kv == "f32" else 2) + 4 * 64
+        assert kv_bytes <= sum(max(r * item, 16 * 2) for r in rows) * 2 * 2 * 16 + 4 * 64
     assert len(hashes) == 2  # one answer per KV type, whatever the batch

@@ -16,7 +16,9 @@ enum cli_exit {
     EXIT_MODEL = 3,
     EXIT_BUDGET = 4,
     EXIT_GOLDEN = 5,
-    EXIT_INTERRUPTED = 130
+    EXIT_EXPERT = 6,
+    EXIT_INTERRUPTED = 130, /* Ctrl-C */
+    EXIT_TERMINATED = 143   /* SIGTERM */
 };
 int cli_exit_status(int code); /* of an enum cb_code */
 
@@ -27,7 +29,7 @@ cli_verb_fn verb_run, verb_check, verb_logits, verb_tokenize, verb_selftest, ver
 
 extern uint64_t cli_start_ns; /* when main() began */
 
-#define CLI_ARGS_MAX 40
+#define CLI_ARGS_MAX 64
 /* One verb's options as they are put together. */
 struct cli_args {
     const char *verb, *summary;
@@ -49,12 +51,16 @@ int cli_error(const struct cli_args *a, const struct cb_err *err);
 /* The engine options that verbs share: --model, --ctx, --threads … */
 struct cli_model {
     struct cb_options opt;
-    uint32_t kv;
-    int lock, over_budget;
+    int lock, over_budget, buffered, no_lookahead, hot_swap; /* flags, before they are in opt */
+    const char *cache_experts; /* "N" or "all" */
+    float extra_below;         /* NAN = not given */
 };
 void cli_model_args(struct cli_args *a, struct cli_model *m);
-/* Checks --model and --isa, copies the flags to m->opt. */
+/* Checks --model, --isa and what does not go together; copies the flags to m->opt. */
 int cli_model_check(struct cli_model *m, struct cb_err *err);
+/* Those about memory and experts (memory.c). */
+void cli_memory_args(struct cli_args *a, struct cli_model *m);
+int cli_memory_check(struct cli_model *m, struct cb_err *err);
 /* "scalar" … of a build that has it; CB_EINVAL names those that it has. */
 int cli_isa_check(const char *isa, struct cb_err *err);
 
@@ -62,10 +68,35 @@ int cli_isa_check(const char *isa, struct cb_err *err);
  * came out. CB_EGOLDEN with both hashes when they differ or none is promised. */
 int cli_golden(struct cb_engine *e, char hex[65], uint64_t *ns, struct cb_err *err);
 
+/* As cli_error for a failed cb_engine_open or cb_plan: over the budget it also
+ * names the largest line and the flags that would help, on stderr before the
+ * error and under "largest" and "advice" in the JSON. */
+int cli_open_error(const struct cli_args *a, const struct cli_model *m, const struct cb_err *err);
+/* The same two keys into an object, the same words to a stream. l: the sum that
+ * does not fit. */
+void cli_json_advice(struct json *j, const struct cli_model *m, const struct cb_ledger *l);
+void cli_print_advice(FILE *f, const struct cli_model *m, const struct cb_ledger *l);
+
 void cli_print_ledger(FILE *f, const struct cb_ledger *l);
-void cli_print_start(FILE *f, const struct cb_engine *e); /* model, experts, memory */
+/* The lines at start: model, experts, memory. */
+void cli_print_start(FILE *f, const struct cb_engine *e, const struct cli_model *m);
 void cli_json_ledger(struct json *j, const char *key, const struct cb_ledger *l);
 void cli_json_model(struct json *j, const struct cb_info *i);
+
+/* now - before; unhealthy and swaps stay totals since the start. */
+void cli_counters_since(const struct cb_engine *e, const struct cb_counters *before,
+                        struct cb_counters *since);
+/* What the expert cache did, one line; what made the output another than the
+ * model's own and experts that failed, loudly, only when there are any. */
+void cli_print_cache(FILE *f, const struct cli_model *m, const struct cb_counters *c);
+void cli_print_lossy(FILE *f, const struct cli_model *m, const struct cb_counters *c);
+/* "cache": {mode, slots … and with c the figures}. */
+void cli_json_cache(struct json *j, const struct cli_model *m, const struct cb_ledger *l,
+                    const struct cb_counters *c);
+/* "lossy", "degraded", "zeros", "extra", "unhealthy". */
+void cli_json_lossy(struct json *j, const struct cb_counters *c);
+const char *cli_kv_name(uint32_t kv_type);
+
 const char *cli_finish_name(int finish);
 const char *cli_size(uint64_t bytes, char buf[32]); /* "512.0 MiB" */
 double cli_per_second(uint64_t n, uint64_t ns);

@@ -282,5 +282,5 @@ int verb_bench(int argc, char **argv)
         rc = bench_kernels(&b, &err);
     if (rc == CB_OK && b.model.opt.model_dir && (b.part == PART_ALL || b.part == PART_MODEL))
         rc = bench_model(&b, &err);
-    return rc < 0 ? cli_error(&b.args, &err) : EXIT_OK;
+    return rc < 0 ? cli_open_error(&b.args, &b.model, &err) : EXIT_OK;
 }

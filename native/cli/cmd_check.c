@@ -4,15 +4,20 @@
 #include "cli.h"
 #include "core/os.h"
 
-static void check_report(const struct cli_args *a, const struct cb_engine *e, const char *hex, int ok,
-                         uint64_t ns_load, uint64_t ns_golden)
+static void check_report(const struct cli_args *a, const struct cli_model *m,
+                         const struct cb_engine *e, const char *hex, int ok, uint64_t ns_load,
+                         uint64_t ns_golden)
 {
     struct cb_info info;
     struct cb_ledger ledger;
+    struct cb_counters c;
     struct json j = {stdout, 0};
     cb_engine_info(e, &info);
     cb_engine_ledger(e, &ledger);
+    cb_engine_counters(e, &c);
     if (!a->json) {
+        cli_print_cache(stdout, m, &c);
+        cli_print_lossy(stdout, m, &c);
         if (ok)
             printf("golden ok %s (%s, %u thread%s, %.2f s)\n", hex, info.isa, info.threads,
                    info.threads == 1 ? "" : "s", (double)ns_golden / 1e9);
@@ -27,6 +32,8 @@ static void check_report(const struct cli_args *a, const struct cb_engine *e, co
     json_end(&j, '}');
     json_u64(&j, "load_ns", ns_load);
     cli_json_model(&j, &info);
+    cli_json_lossy(&j, &c);
+    cli_json_cache(&j, m, &ledger, &c);
     cli_json_ledger(&j, "ledger", &ledger);
     json_end(&j, '}');
     putchar('\n');
@@ -53,18 +60,30 @@ int verb_check(int argc, char **argv)
         rc = cb_engine_open(&m.opt, &e, &err);
     uint64_t ns_load = cb_os_now_ns() - start;
     if (rc < 0)
-        return cli_error(&a, &err);
+        return cli_open_error(&a, &m, &err);
     if (!a.json)
-        cli_print_start(stdout, e);
+        cli_print_start(stdout, e, &m);
     rc = cli_golden(e, hex, &ns_golden, &err);
     if (rc == CB_OK || rc == CB_EGOLDEN)
-        check_report(&a, e, hex, rc == CB_OK, ns_load, ns_golden);
+        check_report(&a, &m, e, hex, rc == CB_OK, ns_load, ns_golden);
     if (rc < 0) {
         a.json = a.json && rc != CB_EGOLDEN; /* the report is the one object */
         status = cli_error(&a, &err);
     }
     cb_engine_close(e);
     return status;
+}
+
+static void print_plan(const struct cli_model *m, const struct cb_info *info,
+                       const struct cb_ledger *l)
+{
+    char buf[32];
+    printf("%s (%s), context %u, KV %s, %u thread%s\n", info->name, info->arch, info->ctx,
+           cli_kv_name(m->opt.kv_type), info->threads, info->threads == 1 ? "" : "s");
+    cli_print_ledger(stdout, l);
+    if (l->slots)
+        printf("  %u of %u experts have a slot of %s\n", l->slots, l->records,
+               cli_size(l->slot_bytes, buf));
 }
 
 int verb_plan(int argc, char **argv)
@@ -91,15 +110,18 @@ int verb_plan(int argc, char **argv)
         struct json j = {stdout, 0};
         json_begin(&j, NULL, '{');
         json_bool(&j, "fits", rc == CB_OK);
+        if (rc < 0 && ledger.total > 0)
+            cli_json_advice(&j, &m, &ledger);
+        cli_json_cache(&j, &m, &ledger, NULL);
         cli_json_ledger(&j, "ledger", &ledger);
         cli_json_model(&j, &info);
         json_end(&j, '}');
         putchar('\n');
         a.json = 0; /* one object is enough; the error goes to stderr */
     } else {
-        printf("%s (%s), context %u, %u thread%s\n", info.name, info.arch, info.ctx, info.threads,
-               info.threads == 1 ? "" : "s");
-        cli_print_ledger(stdout, &ledger);
+        print_plan(&m, &info, &ledger);
+        if (rc < 0 && ledger.total > 0)
+            cli_print_advice(stdout, &m, &ledger);
     }
     return rc < 0 ? cli_error(&a, &err) : EXIT_OK;
 }

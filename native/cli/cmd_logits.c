@@ -117,16 +117,22 @@ static void logits_report(const struct logits *l)
     cb_engine_counters(l->e, &c);
     double rate = cli_per_second(c.tokens_prefill + c.tokens_decode, c.ns_prefill + c.ns_decode);
     if (!l->args.json) {
+        cli_print_cache(stderr, &l->model, &c);
         fprintf(stderr, "%u tokens, %.1f tok/s (%s, threads: %u) -> %s\n", l->n, rate, l->info.isa,
                 l->info.threads, l->out);
+        cli_print_lossy(stderr, &l->model, &c);
         return;
     }
     struct json j = {stdout, 0};
+    struct cb_ledger ledger;
+    cb_engine_ledger(l->e, &ledger);
     json_begin(&j, NULL, '{');
     json_u64(&j, "tokens", l->n);
     json_word(&j, "logits", l->out);
     json_word(&j, "experts", l->experts_out);
     json_float(&j, "tok_s", rate);
+    cli_json_lossy(&j, &c);
+    cli_json_cache(&j, &l->model, &ledger, &c);
     cli_json_model(&j, &l->info);
     json_end(&j, '}');
     putchar('\n');
@@ -155,7 +161,7 @@ int verb_logits(int argc, char **argv)
         return status;
     int rc = logits_work(&l, &err);
     if (rc < 0)
-        status = cli_error(&l.args, &err);
+        status = cli_open_error(&l.args, &l.model, &err);
     else
         logits_report(&l);
     cb_engine_close(l.e);
@@ -216,7 +222,7 @@ int verb_tokenize(int argc, char **argv)
                  : cb_fail(&err, CB_EIO, "no memory for the token ids");
     }
     if (rc < 0)
-        status = cli_error(&a, &err);
+        status = cli_open_error(&a, &m, &err);
     else
         print_ids(&a, ids, rc);
     cb_engine_close(e);

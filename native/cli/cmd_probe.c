@@ -108,6 +108,7 @@ static int measure(struct probe *p, struct cb_err *err)
 {
     uint64_t start = cb_os_now_ns(), ns_prefill = 0;
     int32_t id = 0;
+    struct cb_counters before;
     int rc = cb_engine_open(&p->model.opt, &p->e, err);
     p->ns_load = cb_os_now_ns() - start;
     if (rc < 0)
@@ -127,8 +128,10 @@ static int measure(struct probe *p, struct cb_err *err)
     sys_catch_interrupt();
     sys_machine(&p->machine_before);
     sys_memory(&p->memory_before);
+    cb_engine_counters(p->e, &before);
     for (uint32_t run = 0; rc == CB_OK && run < p->runs; run++)
         rc = one_run(p, run, err);
+    cli_counters_since(p->e, &before, &p->counters);
     sys_memory(&p->memory_after);
     sys_machine(&p->machine_after);
     return rc;
@@ -162,7 +165,7 @@ int verb_probe(int argc, char **argv)
     if (rc == CB_OK)
         rc = measure(p, &err);
     if (rc < 0)
-        status = cli_error(&p->args, &err);
+        status = cli_open_error(&p->args, &p->model, &err);
     else if (p->args.json)
         probe_json(p);
     else

@@ -1,9 +1,11 @@
 /* common.c — options, messages and figures that several verbs share. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "cli.h"
 #include "core/os.h"
+#include "sys.h"
 
 int cli_exit_status(int code)
 {
@@ -21,8 +23,10 @@ int cli_exit_status(int code)
         return EXIT_BUDGET;
     case CB_EGOLDEN:
         return EXIT_GOLDEN;
+    case CB_EEXPERT:
+        return EXIT_EXPERT;
     case CB_ECANCEL:
-        return EXIT_INTERRUPTED;
+        return sys_interrupted() ? sys_interrupt_status() : EXIT_INTERRUPTED;
     default:
         return EXIT_RUNTIME;
     }
@@ -51,13 +55,14 @@ int cli_error(const struct cli_args *a, const struct cb_err *err)
 void cli_model_args(struct cli_args *a, struct cli_model *m)
 {
     memset(m, 0, sizeof *m);
+    m->extra_below = NAN;
     const struct arg rows[] = {
         {.group = "Model", .name = "--model", .alias = "-m", .kind = ARG_TEXT, .out = &m->opt.model_dir,
          .meta = "DIR", .help = "the NAME.coli folder"},
         {.name = "--ctx", .kind = ARG_U32, .out = &m->opt.ctx, .lo = 1, .hi = 1 << 24, .meta = "N",
          .help = "context in tokens (default: the model's, at most 4096)"},
-        {.name = "--kv", .kind = ARG_CHOICE, .out = &m->kv, .meta = "f16|f32",
-         .help = "type of the key/value cache (default f16)"},
+        {.name = "--kv", .kind = ARG_CHOICE, .out = &m->opt.kv_type,
+         .meta = "f16|f32|q8_0", .help = "type of the key/value cache (default f16)"},
         {.group = "Machine", .name = "--threads", .alias = "-t", .kind = ARG_U32,
          .out = &m->opt.threads, .lo = 1, .hi = 64, .meta = "N",
          .help = "default: one a physical core"},
@@ -73,6 +78,7 @@ void cli_model_args(struct cli_args *a, struct cli_model *m)
          .help = "keep it all in RAM (mlock)"},
     };
     cli_args_add(a, rows, sizeof rows / sizeof rows[0]);
+    cli_memory_args(a, m);
 }
 
 int cli_isa_check(const char *isa, struct cb_err *err)
@@ -107,10 +113,11 @@ int cli_model_check(struct cli_model *m, struct cb_err *err)
 {
     if (m->opt.model_dir == NULL || m->opt.model_dir[0] == '\0')
         return cb_fail(err, CB_EINVAL, "--model DIR is missing");
-    m->opt.kv_type = m->kv;
     m->opt.lock = (uint32_t)m->lock;
     m->opt.over_budget = (uint32_t)m->over_budget;
     int rc = cli_isa_check(m->opt.isa, err);
+    if (rc == CB_OK)
+        rc = cli_memory_check(m, err);
     return rc < 0 ? rc : manifest_there(m->opt.model_dir, err);
 }
 
@@ -162,31 +169,6 @@ void cli_print_ledger(FILE *f, const struct cb_ledger *l)
         fprintf(f, "  %-18s %12s\n", "budget", cli_size(l->budget, buf));
     if (l->available != UINT64_MAX)
         fprintf(f, "  %-18s %12s\n", "available", cli_size(l->available, buf));
-}
-
-void cli_print_start(FILE *f, const struct cb_engine *e)
-{
-    struct cb_info i;
-    struct cb_ledger l;
-    char total[32], part[32];
-    cb_engine_info(e, &i);
-    cb_engine_ledger(e, &l);
-    fprintf(f, "model: %s (%s), %u layers, context %u; kernels %s, %u thread%s\n", i.name, i.arch,
-            i.n_layer, i.ctx, i.isa, i.threads, i.threads == 1 ? "" : "s");
-    if (i.n_moe_layer)
-        fprintf(f, "experts loaded: %u (%u a layer, %u used), %s\n", i.experts_loaded, i.n_expert,
-                i.n_expert_used, cli_size(l.bytes[CB_L_EXPERTS], part));
-    else
-        fprintf(f, "experts loaded: 0 (a dense model)\n");
-    fprintf(f, "memory total: %s", cli_size(l.total, total));
-    const char *sep = " =";
-    for (int k = 0; k < CB_L_COUNT; k++) {
-        if (l.bytes[k] == 0)
-            continue;
-        fprintf(f, "%s %s %s", sep, cb_ledger_name(k), cli_size(l.bytes[k], part));
-        sep = " +";
-    }
-    fprintf(f, "; budget %s\n", cli_size(l.budget ? l.budget : l.available, part));
 }
 
 void cli_json_ledger(struct json *j, const char *key, const struct cb_ledger *l)

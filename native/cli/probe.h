@@ -29,6 +29,7 @@ struct probe {
     void *block;
     uint64_t block_bytes;
     int32_t *ids;           /* [prompt] */
+    struct cb_counters counters; /* of the runs */
     struct sys_memory memory_before, memory_after;
     struct sys_machine machine_before, machine_after;
 };

@@ -118,7 +118,7 @@ void probe_json(struct probe *p)
     json_begin(&j, NULL, '{');
     json_u64(&j, "schema", PROBE_SCHEMA);
     cli_json_model(&j, &p->info);
-    json_word(&j, "kv", p->model.kv ? "f32" : "f16");
+    json_word(&j, "kv", cli_kv_name(p->model.opt.kv_type));
     json_u64(&j, "runs", p->runs);
     json_u64(&j, "tokens", p->tokens);
     json_u64(&j, "prompt_tokens", p->prompt);
@@ -141,6 +141,8 @@ void probe_json(struct probe *p)
     json_rate(&j, "decode_tok_s", p->decode, p->runs, p->tokens);
     json_faults(&j, "minor_faults_per_token", p->minor, p);
     json_faults(&j, "major_faults_per_token", p->major, p);
+    cli_json_lossy(&j, &p->counters);
+    cli_json_cache(&j, &p->model, &ledger, &p->counters);
     json_begin(&j, "memory", '{');
     json_memory(&j, "before", &p->memory_before);
     json_memory(&j, "after", &p->memory_after);
@@ -167,7 +169,7 @@ static void row(const char *name, uint64_t *v, uint64_t n, double unit_ns, const
 void probe_table(struct probe *p)
 {
     char anon[32], file[32], peak[32];
-    cli_print_start(stdout, p->e);
+    cli_print_start(stdout, p->e, &p->model);
     printf("golden ok %.12s…\n\n%-18s %10s %10s %10s %10s  %-3s %8s\n", p->golden, "", "p50", "p90", "p99",
            "max", "", "samples");
     row("routing, a layer", p->route, p->n_route, 1e3, "us");
@@ -180,6 +182,8 @@ void probe_table(struct probe *p)
     printf("prefill %.1f tok/s, decode %.1f tok/s (median run of %u)\n",
            cli_per_second(p->prompt, stats_rank(p->prefill, p->runs, 50)),
            cli_per_second(p->tokens, stats_rank(p->decode, p->runs, 50)), p->runs);
+    cli_print_cache(stdout, &p->model, &p->counters);
+    cli_print_lossy(stdout, &p->model, &p->counters);
     if (p->memory_after.rss_anon != UINT64_MAX)
         printf("memory: anonymous %s, file %s, peak %s; grew %" PRId64 " bytes while measuring\n",
                cli_size(p->memory_after.rss_anon, anon), cli_size(p->memory_after.rss_file, file),

@@ -24,16 +24,34 @@
 #include <unistd.h>
 #endif
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted; /* the signal's number */
+static volatile sig_atomic_t reload;
 
 int sys_interrupted(void)
 {
     return interrupted != 0;
 }
 
+int sys_interrupt_status(void)
+{
+    return interrupted != 0 ? 128 + (int)interrupted : 0;
+}
+
+int sys_reload_pending(void)
+{
+    return reload != 0;
+}
+
+int sys_reload_wanted(void)
+{
+    int wanted = reload != 0;
+    reload = 0;
+    return wanted;
+}
+
 static void on_interrupt(int sig)
 {
-    interrupted = 1;
+    interrupted = sig;
     signal(sig, SIG_DFL); /* the second one is not asked */
 }
 
@@ -106,6 +124,11 @@ void sys_begin(char ***argv)
 void sys_catch_interrupt(void)
 {
     signal(SIGINT, on_interrupt);
+    signal(SIGTERM, on_interrupt);
+}
+
+void sys_catch_reload(void)
+{
 }
 
 void sys_memory(struct sys_memory *m)
@@ -151,6 +174,21 @@ void sys_catch_interrupt(void)
     sa.sa_handler = on_interrupt;
     sa.sa_flags = SA_RESTART;
     sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
+
+static void on_reload(int sig)
+{
+    reload = sig;
+}
+
+void sys_catch_reload(void)
+{
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_reload;
+    sa.sa_flags = SA_RESTART;
+    sigaction(SIGHUP, &sa, NULL);
 }
 
 /* Whole of a small file, NUL-terminated; read(2) only, so nothing is allocated. */

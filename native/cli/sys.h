@@ -16,9 +16,31 @@ FILE *sys_open(const char *path, const char *mode); /* fopen; paths are UTF-8 ev
  * the ANSI code page (stays as it is when that fails). Nothing elsewhere. */
 void sys_begin(char ***argv);
 
-/* The first Ctrl-C after this only sets the flag, the second one ends us. */
+/* The first Ctrl-C or SIGTERM after this only sets the flag, the second one ends us. */
 void sys_catch_interrupt(void);
 int sys_interrupted(void);
+int sys_interrupt_status(void); /* exit status for it: 130 or 143; 0 = not interrupted */
+
+/* SIGHUP only sets a flag from here on; nothing where there is no such signal. */
+void sys_catch_reload(void);
+int sys_reload_pending(void);
+int sys_reload_wanted(void); /* as pending, and clears the flag */
+
+/* Lines of a file or of standard input, with room for the longest taken at once.
+ * Waiting for more ends when a signal comes. */
+struct sys_lines {
+    int fd;
+    char *buf;             /* [cap + 1] */
+    size_t cap, n, at;     /* bytes held; where the next line begins */
+    int eof, skipping;
+};
+enum sys_line { SYS_LINE_END, SYS_LINE_GOT, SYS_LINE_LONG, SYS_LINE_SIGNAL };
+/* path "-" = standard input. cap: bytes of the longest line. */
+int sys_lines_open(struct sys_lines *l, const char *path, size_t cap, struct cb_err *err);
+/* enum sys_line or a negative code. The line is NUL-terminated, without its end
+ * (LF or CR LF), and stays until the next call. */
+int sys_lines_next(struct sys_lines *l, char **line, size_t *n, struct cb_err *err);
+void sys_lines_close(struct sys_lines *l);
 
 /* Reads a stream to its end, at most cap bytes: *out is malloc'ed and
  * NUL-terminated. CB_EINVAL when there is more, CB_EIO otherwise. */

@@ -29,7 +29,7 @@ static void print_help(const struct cli_args *a)
         printf("  %-26s %s\n", left, o->help);
     }
     printf("\nExit status: 0 ok, 1 error, 2 usage, 3 model files bad, 4 over budget, 5 golden "
-           "mismatch, 130 interrupted\n");
+           "mismatch, 6 an expert failed, 130 interrupted, 143 terminated\n");
 }
 
 int cli_args_finish(struct cli_args *a, int argc, char **argv, int *status)

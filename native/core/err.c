@@ -21,6 +21,7 @@ const char *cb_code_name(int code)
     static const char *const names[] = {
         "CB_OK", "CB_EINVAL", "CB_EIO", "CB_EFORMAT", "CB_EBUDGET", "CB_EGOLDEN",
         "CB_ENUMERIC", "CB_EUTF8", "CB_ECONTEXT", "CB_EUNSUPPORTED", "CB_ECANCEL",
+        "CB_EEXPERT",
     };
     int i = -code;
     if (i < 0 || i >= (int)(sizeof names / sizeof names[0]))

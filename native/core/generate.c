@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "emit.h"
+#include "generate.h"
 #include "os.h"
 #include "sample.h"
 
@@ -24,16 +25,25 @@ static void window_add(struct window *w, int32_t id)
     w->id[w->n++] = id;
 }
 
+static int eval_seen(struct cb_engine *e, const int32_t *tokens, uint32_t n,
+                     const struct cb_observer *see, struct cb_err *err)
+{
+    int rc = cb_eval(e, tokens, n, NULL, see ? see->experts : NULL, err);
+    if (rc == CB_OK && see)
+        see->fn(see->ud, see->experts, n);
+    return rc;
+}
+
 /* Runs the prompt a batch at a time and calls fn with no text and id -1 between
  * batches, so that a long prompt can be given up. Returns 1 when fn asked to
  * stop. A single token left over joins the last batch: alone it would be
  * counted as decoding. */
 static int eval_prompt(struct cb_engine *e, const int32_t *prompt, uint32_t n, uint32_t batch,
-                       cb_text_fn fn, void *ud, struct cb_err *err)
+                       cb_text_fn fn, void *ud, const struct cb_observer *see, struct cb_err *err)
 {
     for (uint32_t at = 0; at < n;) {
         uint32_t part = n - at <= (uint64_t)batch + 1 ? n - at : batch;
-        int rc = cb_eval(e, prompt + at, part, NULL, NULL, err);
+        int rc = eval_seen(e, prompt + at, part, see, err);
         if (rc < 0)
             return rc;
         at += part;
@@ -61,8 +71,9 @@ static int check_args(const struct cb_engine *e, const struct cb_info *info, con
 
 /* Samples and shows up to max_new tokens; sets res->finish. */
 static int decode(struct cb_engine *e, uint32_t ctx, uint32_t max_new, const struct cb_sampling *s,
-                  struct window *recent, struct cb_emit *out, cb_text_fn fn, void *ud, uint64_t start,
-                  struct cb_gen_result *res, struct cb_err *err)
+                  struct window *recent, struct cb_emit *out, cb_text_fn fn, void *ud,
+                  const struct cb_observer *see, uint64_t start, struct cb_gen_result *res,
+                  struct cb_err *err)
 {
     res->finish = CB_FINISH_LENGTH;
     while (res->n_gen < max_new) {
@@ -94,7 +105,7 @@ static int decode(struct cb_engine *e, uint32_t ctx, uint32_t max_new, const str
             res->finish = CB_FINISH_CONTEXT;
             break;
         }
-        rc = cb_eval(e, &id, 1, NULL, NULL, err);
+        rc = eval_seen(e, &id, 1, see, err);
         if (rc < 0)
             return rc;
     }
@@ -103,10 +114,12 @@ static int decode(struct cb_engine *e, uint32_t ctx, uint32_t max_new, const str
     return CB_OK;
 }
 
-int cb_generate(struct cb_engine *e, const int32_t *prompt, uint32_t n_prompt, uint32_t max_new,
-                const struct cb_sampling *s, const char *const *stop, uint32_t n_stop, cb_text_fn fn,
-                void *ud, struct cb_gen_result *res, struct cb_err *err)
+int cb_generate_observed(struct cb_engine *e, const int32_t *prompt, uint32_t n_prompt,
+                         uint32_t max_new, const struct cb_sampling *s, const char *const *stop,
+                         uint32_t n_stop, cb_text_fn fn, void *ud, const struct cb_observer *see,
+                         struct cb_gen_result *res, struct cb_err *err)
 {
+    struct cb_counters before, after;
     struct cb_gen_result unused;
     struct cb_info info;
     struct cb_emit out;
@@ -117,13 +130,14 @@ int cb_generate(struct cb_engine *e, const int32_t *prompt, uint32_t n_prompt, u
     memset(res, 0, sizeof *res);
     res->n_prompt = n_prompt;
     cb_engine_info(e, &info);
+    cb_engine_counters(e, &before);
     int rc = cb_sampling_check(s, err);
     if (rc == CB_OK)
         rc = cb_emit_init(&out, stop, n_stop, err);
     if (rc == CB_OK)
         rc = check_args(e, &info, prompt, n_prompt, err);
     if (rc == CB_OK)
-        rc = eval_prompt(e, prompt, n_prompt, info.batch ? info.batch : 1, fn, ud, err);
+        rc = eval_prompt(e, prompt, n_prompt, info.batch ? info.batch : 1, fn, ud, see, err);
     if (rc == 1) {
         res->finish = CB_FINISH_CANCEL;
         rc = CB_OK;
@@ -131,8 +145,20 @@ int cb_generate(struct cb_engine *e, const int32_t *prompt, uint32_t n_prompt, u
         recent.n = 0;
         for (uint32_t i = n_prompt > CB_REPEAT_MAX ? n_prompt - CB_REPEAT_MAX : 0; i < n_prompt; i++)
             window_add(&recent, prompt[i]);
-        rc = decode(e, info.ctx, max_new, s, &recent, &out, fn, ud, start, res, err);
+        rc = decode(e, info.ctx, max_new, s, &recent, &out, fn, ud, see, start, res, err);
     }
+    cb_engine_counters(e, &after);
+    res->degraded = after.degraded - before.degraded;
+    res->zeros = after.zeros - before.zeros;
+    res->extra = after.extra - before.extra;
     res->ns_total = cb_os_now_ns() - start;
     return rc;
+}
+
+int cb_generate(struct cb_engine *e, const int32_t *prompt, uint32_t n_prompt, uint32_t max_new,
+                const struct cb_sampling *s, const char *const *stop, uint32_t n_stop, cb_text_fn fn,
+                void *ud, struct cb_gen_result *res, struct cb_err *err)
+{
+    return cb_generate_observed(e, prompt, n_prompt, max_new, s, stop, n_stop, fn, ud, NULL, res,
+                                err);
 }

@@ -9,7 +9,13 @@ static int open_in(struct cb_os_file *f, const char *dir, const char *name, stru
     char path[1024];
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
         return cb_fail(err, CB_EINVAL, "the path %s is too long", dir);
-    return cb_os_open(f, path, err);
+    int rc = cb_os_open(f, path, err);
+    if (rc == CB_EIO) { /* a file that is not there is a bad model, not a failing disk */
+        rc = CB_EFORMAT;
+        if (err != NULL)
+            err->code = rc;
+    }
+    return rc;
 }
 
 static void shard_name(char name[32], uint32_t i)

@@ -23,7 +23,7 @@ def command() -> None:
     """
 
 
-class _Size(click.ParamType):
+class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -158,9 +158,8 @@ def list_boards(ui: Ui) -> None:
         run = known.get(name)
         state = "up" if run else ("down" if name in known else "never started")
         title = profiles[name].title if name in profiles else (run.board if run else "")
-        rows.append(
-            (name, state, run.port if run else "-", format_size(run.ram) if run else "-", run.pid if run else "-", title)
-        )  # fmt: skip
+        seen = (run.port, format_size(run.ram), run.pid) if run else ("-", "-", "-")
+        rows.append((name, state, *seen, title))
         entry = {"name": name, "state": state, "title": title}
         data.append({**entry, **(_data(runtime.Place(name), run, False) if run else {})})
     head = ("board", "state", "port", "ram", "pid", "what")

@@ -219,11 +219,21 @@ def _start(
         )  # fmt: skip
     try:
         run = Running(
-            name=place.name, board=board.name, pid=child.pid, ticks=start_ticks(child.pid) or 0,
-            port=want.port, ram=want.ram, cpu=want.vm.cpu, machine=want.vm.machine, init=want.init, ssh=want.ssh,
-            deterministic=want.deterministic, qemu=program.version, kernel=kernel_version,
+            name=place.name,
+            board=board.name,
+            pid=child.pid,
+            ticks=start_ticks(child.pid) or 0,
+            port=want.port,
+            ram=want.ram,
+            cpu=want.vm.cpu,
+            machine=want.vm.machine,
+            init=want.init,
+            ssh=want.ssh,
+            deterministic=want.deterministic,
+            qemu=program.version,
+            kernel=kernel_version,
             console="" if want.pty else str(place.console),
-        )  # fmt: skip
+        )
         place.write(run)
     except BaseException:
         child.kill()
@@ -274,7 +284,7 @@ def _pty(place: Place) -> str:
     return ""
 
 
-def down(place: Place, *, power_cut: bool = False, patience: float = 30.0) -> str:
+def down(place: Place, *, power_cut: bool = False, patience: float = 60.0) -> str:
     """Ends a board: asks it, then QEMU, then kills it. Returns how it ended: off, quit, killed, or not up.
 
     Args:
@@ -286,7 +296,9 @@ def down(place: Place, *, power_cut: bool = False, patience: float = 30.0) -> st
     if power_cut:
         kill(run)
         return "killed"
-    if _power_off(place) and wait_gone(run, patience):
+    # A Raspberry Pi cannot switch itself off: it is left halted with its disk written.
+    raspi = run.machine.startswith("raspi")
+    if _farewell(place, "halt" if raspi else "poweroff") and not raspi and wait_gone(run, patience):
         return "off"
     with contextlib.suppress(OSError):
         qmp = Qmp(place.qmp)
@@ -298,13 +310,14 @@ def down(place: Place, *, power_cut: bool = False, patience: float = 30.0) -> st
     return "killed"
 
 
-def _power_off(place: Place) -> bool:
-    """Asks the guest to write everything and switch off."""
+def _farewell(place: Place, how: str) -> bool:
+    """Asks the guest to write everything and, for ``poweroff``, to switch itself off."""
     if shutil.which("ssh") is None:
         return False
+    end = "(sleep 0.2; poweroff -f) >/dev/null 2>&1 &" if how == "poweroff" else ":"
     words = (
-        "if [ -d /run/systemd/system ]; then systemctl --no-block poweroff; "
-        "else sync; umount /opt/colibri /data 2>/dev/null; sync; (sleep 0.2; poweroff -f) >/dev/null 2>&1 & fi"
+        "if [ -d /run/systemd/system ]; then systemctl --no-block poweroff; else sync; "
+        f"umount /opt/colibri /data 2>/dev/null || mount -o remount,ro /data; sync; {end} fi"
     )
     try:
         done = subprocess.run(

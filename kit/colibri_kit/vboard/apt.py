@@ -131,7 +131,8 @@ def find_debian(sources: Sequence[Source], mirror: str | None = None) -> Debian:
                 security = [s.uri for s in sources if f"{suite}-security" in s.suites]
                 return Debian(suite, source.uri, security[0] if security else "", source.signed_by or keyring)
     raise PreflightError(
-        f"apt on this machine knows no Debian mirror with {', '.join(_SUITES)}; virtual boards are made of Debian",
+        f"apt on this machine knows no Debian mirror with {', '.join(_SUITES)}; "
+        "virtual boards are made of Debian",
         hint=f"{MIRROR_VARIABLE}='http://a-mirror/debian {_DEFAULT_SUITE}' colibri-kit board up …, "
         "and apt install debian-archive-keyring",
         state="nothing was changed",

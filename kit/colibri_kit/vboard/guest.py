@@ -14,8 +14,13 @@ from colibri_kit.errors import VerifyError
 from colibri_kit.vboard import initscript
 from colibri_kit.vboard.cpio import Cpio
 
-_PROGRAMS = ("usr/sbin/sshd", "usr/lib/openssh/sftp-server", "usr/sbin/dropbear", "usr/lib/dropbear/dropbearconvert",
-             "usr/bin/dropbearconvert")  # fmt: skip
+_PROGRAMS = (
+    "usr/sbin/sshd",
+    "usr/lib/openssh/sftp-server",
+    "usr/sbin/dropbear",
+    "usr/lib/dropbear/dropbearconvert",
+    "usr/bin/dropbearconvert",
+)
 
 #: Modules to load, in this order, after what they depend on.
 MODULES = {

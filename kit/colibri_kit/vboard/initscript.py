@@ -53,7 +53,8 @@ disk() {  # LABEL: prints the device
 
 data() {  # ROOT: the data disk at ROOT/data, part of it at ROOT/opt/colibri
   d=$(disk ck-data)
-  [ -n "$d" ] && mkdir -p "$1/data" "$1/opt/colibri" && mount -t ext4 "$d" "$1/data" || { say no data disk; return; }
+  mkdir -p "$1/data" "$1/opt/colibri"
+  if [ -z "$d" ] || ! mount -t ext4 "$d" "$1/data"; then say no data disk; return; fi
   mkdir -p "$1/data/colibri"; chown 1000:1000 "$1/data" "$1/data/colibri"
   mount -o bind "$1/data/colibri" "$1/opt/colibri"
   say data disk "$d"

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from colibri_kit import resources
 from colibri_kit.errors import PreflightError, TransferError, VerifyError
@@ -223,9 +224,9 @@ def fingerprint(root: Path) -> str:
     return hashlib.sha256("\n".join(sorted(rows)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _manifest(root: Path) -> dict[str, dict[str, dict[str, str]]] | None:
+def _manifest(root: Path) -> dict[str, Any] | None:
     try:
-        doc: dict[str, dict[str, dict[str, str]]] = json.loads((root / _MANIFEST).read_text())
+        doc: dict[str, Any] = json.loads((root / _MANIFEST).read_text())
     except (OSError, ValueError):
         return None
     return doc
@@ -302,20 +303,20 @@ def _private_qemu(root: Path, binary: str) -> Program:
 
 
 def _try_qemu(program: Program, machine: str) -> Program | None:
-    try:
+    def ask(*argv: str) -> str:
         done = subprocess.run(
-            [*program.argv, "-M", "help"], env=program.environment, capture_output=True, text=True, timeout=60,
+            [*program.argv, *argv], env=program.environment, capture_output=True, text=True, timeout=60,
             check=False,
         )  # fmt: skip
-        told = subprocess.run(
-            [*program.argv, "--version"], env=program.environment, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
+        return done.stdout
+
+    try:
+        machines, told = ask("-M", "help"), ask("--version")
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if not re.search(rf"(?m)^{re.escape(machine)}\s", done.stdout):
+    if not re.search(rf"(?m)^{re.escape(machine)}\s", machines):
         return None
-    version = re.search(r"version (\S+)", told.stdout)
+    version = re.search(r"version (\S+)", told)
     return Program(program.argv, program.env, version.group(1) if version else "?")
 
 

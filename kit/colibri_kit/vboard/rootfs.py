@@ -19,6 +19,20 @@ _MERGED = ("bin", "sbin", "lib", "lib64")
 _LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian",
              "usr/share/bash-completion", "usr/share/zsh", "usr/lib/udev/hwdb.d")  # fmt: skip
 
+_FOLDERS = ("proc", "sys", "dev", "run", "tmp", "data", "opt/colibri", "var/log/journal", "var/tmp", "root",
+            "etc/ssh", "var/lib/systemd")  # fmt: skip
+
+#: Work at boot that a guest needs not, and that an emulated CPU takes seconds for.
+_MASKED = (
+    "getty.target", "serial-getty@.service", "getty@.service", "systemd-networkd-wait-online.service",
+    "systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-sysusers.service",
+    "systemd-udev-trigger.service", "systemd-pcrphase.service", "systemd-pcrphase-sysinit.service",
+    "systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-update-done.service",
+    "modprobe@.service", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "dev-hugepages.mount",
+    "dev-mqueue.mount",
+)  # fmt: skip
+_GENERATORS = "usr/lib/systemd/system-generators"
+
 _CONSOLE_UNIT = """[Unit]
 Description=Root shell on the console
 After=multi-user.target
@@ -29,6 +43,8 @@ StandardInput=tty
 StandardOutput=tty
 StandardError=tty
 TTYPath=/dev/console
+KillSignal=SIGHUP
+TimeoutStopSec=3
 Restart=always
 RestartSec=1
 
@@ -55,7 +71,8 @@ _PASSWD = initscript.PASSWD + (
     "colibri:x:900:900::/opt/colibri:/bin/false\n"
 )
 _GROUP = initscript.GROUP + (
-    "messagebus:x:101:\nsystemd-journal:x:999:\nsystemd-network:x:998:\nsystemd-resolve:x:997:\ncolibri:x:900:\n"
+    "messagebus:x:101:\nsystemd-journal:x:999:\nsystemd-network:x:998:\nsystemd-resolve:x:997:\n"
+    "colibri:x:900:\n"
     "adm:x:4:\ndisk:x:6:\nkmem:x:15:\ndialout:x:20:\ncdrom:x:24:\naudio:x:29:\nvideo:x:44:\ninput:x:996:\n"
     "render:x:995:\nsgx:x:994:\nkvm:x:993:\nlp:x:7:\ntape:x:26:\nutmp:x:43:\nshadow:x:42:\n"
 )
@@ -107,8 +124,7 @@ def stage(packages: Path, root: Path) -> None:
     """The whole tree under ``root``, which must be new."""
     root.mkdir()
     _merge(packages, root)
-    for folder in ("proc", "sys", "dev", "run", "tmp", "data", "opt/colibri", "var/log/journal", "var/tmp", "root",
-                   f"home/{initscript.USER}", "etc/ssh", "var/lib/systemd"):  # fmt: skip
+    for folder in (*_FOLDERS, f"home/{initscript.USER}"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "tmp").chmod(0o1777)
     (root / "root").chmod(0o700)
@@ -128,8 +144,7 @@ def stage(packages: Path, root: Path) -> None:
     for unit in ("console-shell.service", "ssh.service"):
         (wants / unit).symlink_to(f"/etc/systemd/system/{unit}")
     (units / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
-    for unit in ("getty.target", "serial-getty@.service", "getty@.service", "systemd-logind.service",
-                 "systemd-networkd-wait-online.service", "e2scrub_reap.service"):  # fmt: skip
+    for unit in _MASKED:
         mask = units / unit
         mask.unlink(missing_ok=True)
         mask.symlink_to("/dev/null")
@@ -137,10 +152,17 @@ def stage(packages: Path, root: Path) -> None:
         ("usr/bin/awk", "mawk"),
         ("usr/bin/sh", "dash"),
         ("etc/mtab", "../proc/self/mounts"),
+        ("var/run", "/run"),
     ):
         if not (root / link).is_symlink():
             (root / link).unlink(missing_ok=True)
             (root / link).symlink_to(target)
+
+
+def _no_generators(root: Path) -> None:
+    """Nothing here has crypt tabs, GPT disks or gettys to generate units for."""
+    for path in (root / _GENERATORS).iterdir():
+        path.unlink()
 
 
 def build(packages: Path, image: Path, mke2fs: Program, debugfs: Program) -> None:
@@ -150,6 +172,7 @@ def build(packages: Path, image: Path, mke2fs: Program, debugfs: Program) -> Non
     made = image.with_name(image.name + ".made")
     try:
         stage(packages, tree)
+        _no_generators(tree)
         make_ext4(mke2fs, made, SIZE, "ck-root", tree)
         if os.geteuid() != 0:
             own_by_root(debugfs, made, _all_paths(tree))

@@ -125,7 +125,7 @@ def boot_slot(machine: str, folder: Path, image: Path, pieces: Pieces, slot: str
     for name in ("vmlinuz", "initrd.gz"):
         (folder / name).write_bytes(from_card(image, f"slot-{slot}/{name}"))
     line = from_card(image, f"slot-{slot}/cmdline.txt").decode().strip()
-    # QEMU resets at once when the Pi's watchdog is started.
+    # QEMU resets as soon as the Pi's watchdog is started: it has no timer behind the register.
     line += " colibri.watchdog=off"
     uart = 1
     if machine == "raspi4b":

@@ -191,7 +191,7 @@ static int choose(struct cb_chunk *c, struct cb_err *err)
                            "uses", c->il);
         if (rc != 0)
             return cb_fail(err, CB_ENUMERIC, "layer %u: a router logit is not a finite number "
-                           "(position %u)", c->il, e->pos + t);
+                           "(position %u)", c->il, w->place[t].pos);
         for (uint32_t k = 0; k < K; k++) {
             chosen[k] = k < r.n ? w->guess_chosen[k] : -1;
             w->weight[(size_t)t * K + k] = k < r.n ? w->guess_weight[k] : 0.0f;

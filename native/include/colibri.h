@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define CB_VERSION "0.1.0"
-#define CB_ABI 2u /* raised whenever a struct below changes */
+#define CB_ABI 3u /* raised whenever a struct below changes */
 
 enum cb_code {
     CB_OK = 0,
@@ -53,6 +53,8 @@ const char *cb_code_name(int code); /* "CB_EFORMAT" … */
 
 enum cb_kv_type { CB_KV_F16 = 0, CB_KV_F32 = 1, CB_KV_Q8_0 = 2 };
 
+#define CB_SEQ_MAX 64u
+
 /* Where expert weights live (docs/memory.md). */
 enum cb_weights {
     CB_WEIGHTS_ARENA = 0,   /* fixed slots in the arena, read by the engine; a hit is a pointer */
@@ -76,6 +78,7 @@ struct cb_options {
     uint32_t ctx;            /* context length in tokens; 0 = min(the model's, 4096) */
     uint32_t batch;          /* prefill chunk in tokens; 0 = 32 */
     uint32_t threads;        /* 0 = physical cores */
+    uint32_t sequences;      /* KV caches, 1 to CB_SEQ_MAX; 0 = 1 */
     uint32_t kv_type;        /* enum cb_kv_type */
     uint32_t lock;           /* 1 = mlock the arena */
     uint32_t over_budget;    /* 1 = go on although the plan exceeds what is available */
@@ -164,6 +167,24 @@ int cb_eval(struct cb_engine *e, const int32_t *tokens, uint32_t n, float *all,
             int32_t *experts, struct cb_err *err);
 const float *cb_logits(const struct cb_engine *e); /* [n_vocab] */
 
+/* ---- several sequences --------------------------------------------------- *
+ *
+ * An engine opened with opt.sequences = N holds N independent KV caches.
+ * cb_eval, cb_reset, cb_position, cb_logits and cb_generate are about sequence
+ * 0. cb_run runs a step of several sequences as one batch, so that they share
+ * expert loads; each gives the bits that it would give alone. */
+struct cb_step {
+    uint32_t seq;
+    const int32_t *tokens;   /* [n] */
+    uint32_t n;              /* 1 in decode; a piece of the prompt in prefill */
+    const float *logits;     /* out: [n_vocab] after the last token, valid until the next call */
+};
+/* The steps' n together are at most opt.batch; a sequence stands in one step
+ * at most; n_step <= opt.sequences. On an error no position moves. */
+int cb_run(struct cb_engine *e, struct cb_step *step, uint32_t n_step, struct cb_err *err);
+void cb_seq_reset(struct cb_engine *e, uint32_t seq);
+uint32_t cb_seq_position(const struct cb_engine *e, uint32_t seq);
+
 /* sha256 (hex, 64 + NUL) of the little-endian logits [16][n_vocab] of the
  * fixed tokens t(i) = (i * 2654435761 + 12345) mod 2^32 mod n_vocab, from
  * position 0, KV in F16: 8 tokens as one prefill, then 8 single ones. Resets
@@ -190,7 +211,7 @@ void cb_engine_counters(const struct cb_engine *e, struct cb_counters *c);
 
 /* Takes over another folder with the same geometry (a new release of the
  * weights) at a token boundary. The new golden is checked first; on any error
- * the old model stays, its session at position 0. Needs opt.hot_swap. */
+ * the old model stays. All sequences are at position 0 after it. Needs opt.hot_swap. */
 int cb_swap(struct cb_engine *e, const char *model_dir, struct cb_err *err);
 
 /* Routing latency of the last cb_eval: ns per MoE layer (router product +

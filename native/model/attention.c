@@ -51,8 +51,8 @@ static void qkv_rows(void *arg, uint32_t thread, uint32_t n_threads)
         bias_norm_rope(c, k, m->n_head_kv, l->k_bias, l->k_norm, (uint32_t)t);
         if (l->v_bias != NULL)
             e->kern.add(v, l->v_bias, (size_t)m->n_head_kv * m->head_dim);
-        cb_kv_put(e, c->il, l->k_cache, k, e->pos + (uint32_t)t);
-        cb_kv_put(e, c->il, l->v_cache, v, e->pos + (uint32_t)t);
+        cb_kv_put(e, c->il, l->k_cache, k, &e->w.place[t]);
+        cb_kv_put(e, c->il, l->v_cache, v, &e->w.place[t]);
     }
 }
 
@@ -62,15 +62,16 @@ static void one_head(const struct cb_engine *e, uint32_t il, uint32_t t, uint32_
 {
     const struct cb_manifest *m = &e->rel->m;
     uint32_t hd = m->head_dim, nq = cb_pad_group(m->n_head * hd);
-    uint32_t n = e->pos + t + 1, from = 0, g = h / (m->n_head / m->n_head_kv);
+    const struct cb_place *at = &e->w.place[t];
+    uint32_t n = at->pos + 1, from = 0, g = h / (m->n_head / m->n_head_kv);
     const float *q = e->w.q + (size_t)t * nq + (size_t)h * hd;
     if (m->windowed[il] && n > m->window) {
         from = n - m->window;
         n = m->window;
     }
-    cb_kv_score(e, il, g, q, score, from, n);
+    cb_kv_score(e, il, at->seq, g, q, score, from, n);
     e->kern.softmax(score, n);
-    cb_kv_mix(e, il, g, score, e->w.att + (size_t)t * nq + (size_t)h * hd, from, n);
+    cb_kv_mix(e, il, at->seq, g, score, e->w.att + (size_t)t * nq + (size_t)h * hd, from, n);
 }
 
 /* (head, token) pairs over the threads, heads outermost so that one thread

@@ -168,6 +168,7 @@ void cb_engine_close(struct cb_engine *e)
     cb_watch_close(&e->watch);
     cb_pool_close(&e->pool);
     cb_store_close(&e->store);
+    cb_arena_forget(e->block, e->block_bytes);
     cb_os_unmap(e->block, e->block_bytes);
 }
 
@@ -180,12 +181,12 @@ void cb_engine_ledger(const struct cb_engine *e, struct cb_ledger *ledger)
 
 void cb_reset(struct cb_engine *e)
 {
-    e->pos = 0;
+    e->pos[0] = 0;
 }
 
 uint32_t cb_position(const struct cb_engine *e)
 {
-    return e->pos;
+    return e->pos[0];
 }
 
 struct collect {

@@ -33,11 +33,17 @@ struct cb_layer {
     struct cb_ffn shexp;                         /* shared expert; gate.data NULL = none */
     const float *shexp_router;                   /* [d]; NULL = added as it is */
     uint32_t in_wants, mid_wants;                /* activation forms (1 << enum cb_act) of its FFNs */
-    void *k_cache, *v_cache;                     /* [G][ctx][hd] of kv_type */
+    void *k_cache, *v_cache;                     /* [sequences][G][length][hd] of kv_type */
+};
+
+/* Where a row of the chunk stands: its sequence and position. */
+struct cb_place {
+    uint32_t seq, pos;
 };
 
 /* Activations of one chunk. Strides are padded to CB_GROUP floats. */
 struct cb_work {
+    struct cb_place *place;  /* [T] */
     float *x, *xn;           /* [T][d] residual stream, normalised input */
     float *q, *k, *v, *att;  /* [T][H*hd], [T][G*hd], [T][G*hd], [T][H*hd] */
     float *proj;             /* [T][d] output of a branch */
@@ -47,7 +53,7 @@ struct cb_work {
     float *out;              /* [R][d] FFN outputs; row t*K + rank, then T*K + t */
     float *rope_cos, *rope_sin; /* [T][rope_dim/2] */
     double *inv_freq;        /* [rope_dim/2] */
-    float *logits;           /* [CB_LOGIT_TILE][n_vocab] */
+    float *logits;           /* [max(CB_LOGIT_TILE, sequences)][n_vocab] */
     const float *last_logits; /* the row of the last token */
     int32_t *chosen;         /* [T][K] experts in rank order */
     float *weight;           /* [T][K] */
@@ -107,7 +113,7 @@ struct cb_engine {
     uint32_t n_slot;         /* expert slots planned */
     uint64_t slot_bytes;
     struct cb_watch watch;
-    uint32_t pos;            /* tokens in the KV cache */
+    uint32_t *pos;           /* [sequences] tokens in each KV cache */
     struct cb_counters counters;
     uint64_t *route_ns;      /* [n_moe_layer] of the last cb_eval */
     int32_t *last_experts;   /* [n_moe_layer][K] */

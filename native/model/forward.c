@@ -56,20 +56,21 @@ void cb_forward_prepare(struct cb_engine *e)
 
 /* ---- the rows of a chunk between products ------------------------------- */
 
-static void embed(struct cb_chunk *c, const int32_t *tokens)
+/* Rows [row, row + n): embeddings and the RoPE angles of their positions. */
+static void embed_rows(struct cb_chunk *c, const int32_t *tokens, uint32_t row, uint32_t n_row)
 {
     struct cb_engine *e = c->e;
+    const struct cb_mat *table = &e->rel->token_embd;
     uint32_t n = e->rel->m.n_embd, d = cb_pad_group(n), half = e->rel->m.rope_dim / 2;
-    for (uint32_t t = 0; t < c->n; t++) {
-        uint32_t id = (uint32_t)tokens[t];
+    for (uint32_t t = row; t < row + n_row; t++) {
+        uint32_t id = (uint32_t)tokens[t - row];
         float *x = e->w.x + (size_t)t * d;
-        cb_dequant_row(e->rel->token_embd.type,
-                       e->rel->token_embd.data + id / CB_GROUP * e->rel->token_embd.group_bytes,
+        cb_dequant_row(table->type, table->data + id / CB_GROUP * table->group_bytes,
                        id % CB_GROUP, n, x);
         if (e->rel->m.embd_scale != 1.0f)
             e->kern.scale(x, e->rel->m.embd_scale, n);
         for (uint32_t i = 0; i < half; i++)
-            cb_sincos((double)(e->pos + t) * e->w.inv_freq[i],
+            cb_sincos((double)e->w.place[t].pos * e->w.inv_freq[i],
                       &e->w.rope_sin[(size_t)t * cb_pad_group(half) + i],
                       &e->w.rope_cos[(size_t)t * cb_pad_group(half) + i]);
     }
@@ -148,7 +149,7 @@ static void input_is_xn(struct cb_engine *e)
 static int not_finite(const struct cb_chunk *c, const char *where, struct cb_err *err)
 {
     return cb_fail(err, CB_ENUMERIC, "layer %u: %s is not a finite number (position %u)", c->il,
-                   where, c->e->pos + (c->bad > 0 ? c->bad - 1 : 0));
+                   where, c->e->w.place[c->bad > 0 ? c->bad - 1 : 0].pos);
 }
 
 /* Copies the chosen experts [n][n_used] of this layer; an extra one is left out. */
@@ -221,14 +222,14 @@ static void chunk_logits(struct cb_chunk *c, uint32_t done, int last, cb_logits_
     }
 }
 
-static int check_tokens(const struct cb_engine *e, const int32_t *tokens, uint32_t n,
-                        struct cb_err *err)
+static int check_tokens(const struct cb_engine *e, uint32_t seq, const int32_t *tokens,
+                        uint32_t n, struct cb_err *err)
 {
     if (n == 0)
         return cb_fail(err, CB_EINVAL, "no tokens to run");
-    if (n > e->opt.ctx - e->pos)
+    if (n > e->opt.ctx - e->pos[seq])
         return cb_fail(err, CB_ECONTEXT,
-                       "%u tokens at position %u do not fit in the context of %u", n, e->pos,
+                       "%u tokens at position %u do not fit in the context of %u", n, e->pos[seq],
                        e->opt.ctx);
     for (uint32_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= e->rel->m.n_vocab)
@@ -237,10 +238,23 @@ static int check_tokens(const struct cb_engine *e, const int32_t *tokens, uint32
     return 0;
 }
 
+/* Rows [row, row + n) of the chunk are the next n tokens of a sequence. */
+static void place_rows(struct cb_engine *e, uint32_t row, uint32_t seq, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        e->w.place[row + i] = (struct cb_place){seq, e->pos[seq] + i};
+}
+
+static void count_tokens(struct cb_engine *e, uint32_t n, int prefill, uint64_t ns)
+{
+    *(prefill ? &e->counters.ns_prefill : &e->counters.ns_decode) += ns;
+    *(prefill ? &e->counters.tokens_prefill : &e->counters.tokens_decode) += n;
+}
+
 int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits_fn *fn, void *ud,
                int32_t *experts, struct cb_err *err)
 {
-    int rc = check_tokens(e, tokens, n, err);
+    int rc = check_tokens(e, 0, tokens, n, err);
     if (rc != 0)
         return rc;
     uint64_t start = cb_os_now_ns();
@@ -249,7 +263,8 @@ int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits
     for (uint32_t done = 0; done < n;) {
         struct cb_chunk c = {e, n - done < e->opt.batch ? n - done : e->opt.batch, 0, 0};
         atomic_store(&e->watch.began_ns, cb_os_now_ns());
-        embed(&c, tokens + done);
+        place_rows(e, 0, 0, c.n);
+        embed_rows(&c, tokens + done, 0, c.n);
         rc = run_layers(&c, experts != NULL ? experts + (uint64_t)done * K : NULL,
                         (uint64_t)n * K, err);
         atomic_store(&e->watch.began_ns, 0);
@@ -257,10 +272,83 @@ int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits
             return rc;
         chunk_logits(&c, done, done + c.n == n, fn, ud);
         done += c.n;
-        e->pos += c.n;
+        e->pos[0] += c.n;
     }
-    uint64_t ns = cb_os_now_ns() - start;
-    *(n > 1 ? &e->counters.ns_prefill : &e->counters.ns_decode) += ns;
-    *(n > 1 ? &e->counters.tokens_prefill : &e->counters.tokens_decode) += n;
+    count_tokens(e, n, n > 1, cb_os_now_ns() - start);
     return 0;
+}
+
+/* ---- several sequences --------------------------------------------------- */
+
+static int check_steps(const struct cb_engine *e, const struct cb_step *step, uint32_t n_step,
+                       uint32_t *n_row, struct cb_err *err)
+{
+    uint64_t rows = 0, seen = 0;
+    if (n_step == 0 || n_step > e->opt.sequences)
+        return cb_fail(err, CB_EINVAL, "%u steps for %u sequences", n_step, e->opt.sequences);
+    for (uint32_t i = 0; i < n_step; i++) {
+        if (step[i].seq >= e->opt.sequences || (seen & UINT64_C(1) << step[i].seq) != 0)
+            return cb_fail(err, CB_EINVAL, "sequence %u stands twice or does not exist",
+                           step[i].seq);
+        seen |= UINT64_C(1) << step[i].seq;
+        int rc = check_tokens(e, step[i].seq, step[i].tokens, step[i].n, err);
+        if (rc != 0)
+            return rc;
+        rows += step[i].n;
+    }
+    if (rows > e->opt.batch)
+        return cb_fail(err, CB_EINVAL, "%llu tokens in one step; the batch is %u",
+                       (unsigned long long)rows, e->opt.batch);
+    *n_row = (uint32_t)rows;
+    return 0;
+}
+
+/* The last row of each step moves to row 0, 1, … (never past itself), then one
+ * product gives everybody's logits. */
+static void step_logits(struct cb_engine *e, struct cb_step *step, uint32_t n_step)
+{
+    uint32_t d = cb_pad_group(e->rel->m.n_embd), V = cb_pad_group(e->rel->m.n_vocab), last = 0;
+    for (uint32_t i = 0; i < n_step; i++) {
+        last += step[i].n;
+        memmove(e->w.x + (size_t)i * d, e->w.x + (size_t)(last - 1) * d, d * sizeof(float));
+    }
+    head_rows(e, 0, n_step);
+    for (uint32_t i = 0; i < n_step; i++) {
+        step[i].logits = e->w.logits + (size_t)i * V;
+        e->pos[step[i].seq] += step[i].n;
+    }
+}
+
+int cb_run(struct cb_engine *e, struct cb_step *step, uint32_t n_step, struct cb_err *err)
+{
+    uint32_t n_row = 0, row = 0;
+    int rc = check_steps(e, step, n_step, &n_row, err);
+    if (rc != 0)
+        return rc;
+    uint64_t start = cb_os_now_ns();
+    struct cb_chunk c = {e, n_row, 0, 0};
+    memset(e->route_ns, 0, e->store.n_layer * sizeof *e->route_ns);
+    atomic_store(&e->watch.began_ns, start);
+    for (uint32_t i = 0; i < n_step; row += step[i++].n) {
+        place_rows(e, row, step[i].seq, step[i].n);
+        embed_rows(&c, step[i].tokens, row, step[i].n);
+    }
+    rc = run_layers(&c, NULL, 0, err);
+    atomic_store(&e->watch.began_ns, 0);
+    if (rc != 0)
+        return rc;
+    step_logits(e, step, n_step);
+    count_tokens(e, n_row, n_row > n_step, cb_os_now_ns() - start);
+    return 0;
+}
+
+void cb_seq_reset(struct cb_engine *e, uint32_t seq)
+{
+    if (seq < e->opt.sequences)
+        e->pos[seq] = 0;
+}
+
+uint32_t cb_seq_position(const struct cb_engine *e, uint32_t seq)
+{
+    return seq < e->opt.sequences ? e->pos[seq] : 0;
 }

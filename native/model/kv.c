@@ -30,18 +30,20 @@ uint32_t cb_kv_len(const struct cb_engine *e, uint32_t il)
     return m->windowed[il] && window < e->opt.ctx ? (uint32_t)window : e->opt.ctx;
 }
 
-/* One KV head's ring in one layer. */
+/* One KV head's ring of one sequence in one layer. */
 struct ring {
     uint8_t *base;
     size_t row;       /* bytes */
     uint32_t len;     /* rows */
 };
 
-static struct ring ring_of(const struct cb_engine *e, uint32_t il, void *cache, uint32_t g)
+static struct ring ring_of(const struct cb_engine *e, uint32_t il, void *cache, uint32_t seq,
+                           uint32_t g)
 {
     size_t row = (size_t)cb_kv_row_bytes(e->opt.kv_type, e->rel->m.head_dim);
     uint32_t len = cb_kv_len(e, il);
-    return (struct ring){(uint8_t *)cache + (size_t)g * len * row, row, len};
+    size_t head = (size_t)seq * e->rel->m.n_head_kv + g;
+    return (struct ring){(uint8_t *)cache + head * len * row, row, len};
 }
 
 static void put_q8_0(const struct cb_engine *e, uint8_t *to, const float *x, uint32_t hd)
@@ -56,12 +58,13 @@ static void put_q8_0(const struct cb_engine *e, uint8_t *to, const float *x, uin
     }
 }
 
-void cb_kv_put(const struct cb_engine *e, uint32_t il, void *cache, const float *x, uint32_t pos)
+void cb_kv_put(const struct cb_engine *e, uint32_t il, void *cache, const float *x,
+               const struct cb_place *at)
 {
     uint32_t hd = e->rel->m.head_dim;
     for (uint32_t g = 0; g < e->rel->m.n_head_kv; g++, x += hd) {
-        struct ring r = ring_of(e, il, cache, g);
-        uint8_t *to = r.base + (size_t)(pos % r.len) * r.row;
+        struct ring r = ring_of(e, il, cache, at->seq, g);
+        uint8_t *to = r.base + (size_t)(at->pos % r.len) * r.row;
         if (e->opt.kv_type == CB_KV_F32)
             memcpy(to, x, hd * sizeof *x);
         else if (e->opt.kv_type == CB_KV_F16)
@@ -102,10 +105,10 @@ static void score_rows(const struct cb_engine *e, const uint8_t *k, size_t row, 
         }
 }
 
-void cb_kv_score(const struct cb_engine *e, uint32_t il, uint32_t g, const float *q, float *score,
-                 uint32_t from, uint32_t n)
+void cb_kv_score(const struct cb_engine *e, uint32_t il, uint32_t seq, uint32_t g, const float *q,
+                 float *score, uint32_t from, uint32_t n)
 {
-    struct ring r = ring_of(e, il, e->rel->layer[il].k_cache, g);
+    struct ring r = ring_of(e, il, e->rel->layer[il].k_cache, seq, g);
     uint32_t at = from % r.len, first = n < r.len - at ? n : r.len - at;
     score_rows(e, r.base + at * r.row, r.row, q, score, first);
     if (first < n)
@@ -130,10 +133,10 @@ static void add_rows(const struct cb_engine *e, const uint8_t *v, size_t row, co
     }
 }
 
-void cb_kv_mix(const struct cb_engine *e, uint32_t il, uint32_t g, const float *score, float *o,
-               uint32_t from, uint32_t n)
+void cb_kv_mix(const struct cb_engine *e, uint32_t il, uint32_t seq, uint32_t g,
+               const float *score, float *o, uint32_t from, uint32_t n)
 {
-    struct ring r = ring_of(e, il, e->rel->layer[il].v_cache, g);
+    struct ring r = ring_of(e, il, e->rel->layer[il].v_cache, seq, g);
     uint32_t hd = e->rel->m.head_dim, at = from % r.len;
     uint32_t first = n < r.len - at ? n : r.len - at;
     const uint8_t *v = r.base + at * r.row;

@@ -44,7 +44,11 @@ int cb_options_resolve(struct cb_options *opt, const struct cb_manifest *m, stru
         opt->readers > CB_READERS_MAX)
         return cb_fail(err, CB_EINVAL, "weights, cache policy, on-bad, on-miss or readers is out "
                        "of range");
-    opt->batch = min32(opt->batch, opt->ctx);
+    if (opt->sequences == 0)
+        opt->sequences = 1;
+    if (opt->sequences > CB_SEQ_MAX)
+        return cb_fail(err, CB_EINVAL, "sequences %u is more than %u", opt->sequences, CB_SEQ_MAX);
+    opt->batch = max32(min32(opt->batch, opt->ctx), opt->sequences); /* a decode step fits */
     return 0;
 }
 
@@ -177,8 +181,9 @@ static void take_kv(struct cb_engine *e, struct cb_arena *a)
     uint64_t least = cb_kv_row_bytes(CB_KV_F16, m->head_dim) * CB_GOLDEN_TOKENS;
     for (uint32_t il = 0; il < m->n_layer; il++) {
         uint64_t head = row * cb_kv_len(e, il) > least ? row * cb_kv_len(e, il) : least;
-        void *k = cb_arena_take(a, CB_L_KV, m->n_head_kv, head);
-        void *v = cb_arena_take(a, CB_L_KV, m->n_head_kv, head);
+        uint64_t heads = (uint64_t)e->opt.sequences * m->n_head_kv;
+        void *k = cb_arena_take(a, CB_L_KV, heads, head);
+        void *v = cb_arena_take(a, CB_L_KV, heads, head);
         for (int i = 0; i < 2 && a->base != NULL; i++)
             if (e->release[i].layer != NULL) {
                 e->release[i].layer[il].k_cache = k;
@@ -200,6 +205,7 @@ static void take_work(struct cb_engine *e, struct cb_arena *a)
     e->used_max = m->n_used + (m->n_used > 0 && e->opt.extra_expert != 0);
     uint64_t T = e->opt.batch, K = e->used_max > 0 ? e->used_max : 1, R = T * K + T;
     w->ff = cb_pad_group(max32(max32(m->n_ff, m->n_expert_ff), m->n_shexp_ff));
+    w->place = cb_arena_take(a, CB_L_ACT, T, sizeof *w->place);
     w->x = take_f32(a, T, d);
     w->xn = take_f32(a, T, d);
     w->q = take_f32(a, T, nq);
@@ -215,7 +221,8 @@ static void take_work(struct cb_engine *e, struct cb_arena *a)
     w->rope_cos = take_f32(a, T, m->rope_dim / 2);
     w->rope_sin = take_f32(a, T, m->rope_dim / 2);
     w->inv_freq = cb_arena_take(a, CB_L_ACT, m->rope_dim / 2, sizeof(double));
-    w->logits = take_f32(a, CB_LOGIT_TILE, m->n_vocab);
+    w->logits = take_f32(a, max32(CB_LOGIT_TILE, e->opt.sequences), m->n_vocab);
+    e->pos = cb_arena_take(a, CB_L_ACT, e->opt.sequences, sizeof *e->pos);
     w->chosen = cb_arena_take(a, CB_L_ACT, T * K, sizeof *w->chosen);
     w->weight = cb_arena_take(a, CB_L_ACT, T * K, sizeof *w->weight);
     w->seg = cb_arena_take(a, CB_L_ACT, (uint64_t)m->n_expert + 1, sizeof *w->seg);

@@ -100,12 +100,12 @@ int cb_swap(struct cb_engine *e, const char *model_dir, struct cb_err *err)
     struct cb_files f;
     if (!e->opt.hot_swap)
         return cb_fail(err, CB_EINVAL, "the engine was opened without room for a hot swap");
-    cb_reset(e);
     int rc = cb_files_open(&f, model_dir, err);
     if (rc != 0)
         return rc;
     rc = take_over(e, &f, err);
     cb_files_close(&f);
-    cb_reset(e);
+    for (uint32_t i = 0; i < e->opt.sequences; i++)
+        cb_seq_reset(e, i);
     return rc;
 }

@@ -54,8 +54,8 @@ def test_a_flipped_byte_in_an_expert_is_found(verb: str, copy: Path, tmp_path: P
         "logits": ["--tokens", DATA / f"{NAME}.tokens.npy", "-o", tmp_path / "l.npy"],
     }.get(verb, [])
     done = colibri(verb, "--model", copy, *extra)
-    assert done.returncode == 3
-    assert b"expert" in done.stderr
+    assert done.returncode == 6
+    assert b"experts-0000.coli: layer 1, expert 5 is unhealthy" in done.stderr
     assert not (tmp_path / "l.npy").exists()
 
 
@@ -113,7 +113,7 @@ def test_check(model: Path) -> None:
     promised = json.loads((model / "manifest.json").read_text())["golden"]["sha256"]
     text = ok("check", "--model", model).stdout.decode()
     assert re.search(rf"^golden ok {promised} \(\w+, \d+ threads?, [\d.]+ s\)$", text, re.MULTILINE)
-    assert "experts loaded: 16 (8 a layer, 2 used)" in text
+    assert "experts loaded: 16 of 16 resident (16 slots of 48.0 KiB), 8 a layer, 2 used;" in text
     assert "memory total: " in text
     for isa in ok_json("version")["isas"].split(","):
         doc = ok_json("check", "--model", model, "--isa", isa, "--threads", "2", "--kv", "f32")

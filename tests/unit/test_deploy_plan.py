@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from colibri_kit.config import load_board
-from colibri_kit.deploy import elf, facts, health, model, plan, release, services, state, store
+from colibri_kit.deploy import act, elf, facts, health, model, plan, release, services, state, store
 from colibri_kit.errors import FormatError, KitError, PreflightError, UsageError
 from colibri_kit.transport.base import Completed
 from colibri_kit.transport.fake import FakeTransport
@@ -102,7 +102,7 @@ def test_content_that_was_bad_is_not_tried_silently() -> None:
         ({"writable": False}, "WRITE"),
         ({"ours": False}, "FOREIGN"),
         ({"disk_free": 63_401_000}, "SPACE"),  # fits, but without the tenth to spare
-        ({"ram": 60_000_000}, "RAM"),
+        ({"ram": 4_000_000}, "RAM"),
     ],
 )
 def test_refusals(change: dict[str, Any], code: str) -> None:
@@ -119,12 +119,28 @@ def test_space_with_the_tenth_is_enough() -> None:
 
 def test_budget_refusal_shows_the_sum() -> None:
     with pytest.raises(PreflightError) as err:
-        make(settings=plan.Settings(budget=64_000_000, ctx=2000))
+        make(settings=plan.Settings(budget=64_000_000, ctx=2000, weights="preload"))
     assert (
         "weights 63000000 + tokenizer 0 + KV cache of 2000 tokens 2000000 = 65000000 bytes"
         in err.value.message
     )
-    assert make(settings=plan.Settings(budget=65_000_000, ctx=2000))
+    assert make(settings=plan.Settings(budget=65_000_000, ctx=2000, weights="preload"))
+
+
+def test_streamed_experts_need_no_memory_of_their_own() -> None:
+    assert make(settings=plan.Settings(budget=5_000_000, ctx=2000))
+    with pytest.raises(PreflightError, match=r"weights 3000000 \+ .* = 5000000 bytes"):
+        make(settings=plan.Settings(budget=4_999_999, ctx=2000))
+    assert make(settings=plan.Settings(budget=4_062_500, ctx=2000, kv="q8_0"))
+
+
+def test_engine_words_travel_and_come_back() -> None:
+    said = plan.Settings(weights="lazy", kv="q8_0", cache_experts="0", cache_policy="lru")
+    words = ["--weights", "lazy", "--kv", "q8_0", "--cache-experts", "0", "--cache-policy", "lru"]
+    assert said.flags() == words
+    assert act.settings_of({"settings": dataclasses.asdict(said)}) == said
+    odd = {"weights": "a b", "kv": "$(x)", "cache_experts": 3, "cache_policy": "--x"}
+    assert act.settings_of({"settings": odd}) == plan.Settings()
 
 
 def test_engine_for_another_board() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from colibri_kit.cli import ui_options
+from colibri_kit.commands.engine_options import memory_flags
 from colibri_kit.deploy.target import Place, new_prefix, opened, place, place_flags
 from colibri_kit.errors import PreflightError, UsageError
 from colibri_kit.transport.options import SshOptions
@@ -47,6 +48,7 @@ class SizeParam(click.ParamType[int]):
 @click.option("--budget", type=SizeParam(), help="Memory the engine may take; default: the board's.")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context length in tokens.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: physical cores.")
+@memory_flags
 @click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Releases to keep.")
 @click.option("--service", is_flag=True, help="Also install a service that starts the engine at boot.")
 @click.option("--retry-bad", is_flag=True, help="Deploy a release that failed its checks before.")
@@ -67,6 +69,10 @@ def command(
     budget: int | None,
     ctx: int | None,
     threads: int | None,
+    weights: str | None,
+    kv: str | None,
+    cache_experts: str | None,
+    cache_policy: str | None,
     keep: int,
     service: bool,
     retry_bad: bool,
@@ -92,7 +98,15 @@ def command(
     assert where.board is not None
     profile = where.board
     parcel = model.load(Path(places[-1]))
-    settings = Settings(budget or profile.budget, ctx or 0, threads or 0)
+    settings = Settings(
+        budget or profile.budget,
+        ctx or 0,
+        threads or 0,
+        weights or "",
+        kv or "",
+        cache_experts or "",
+        cache_policy or "",
+    )
     binary = _engine(ui, profile, engine)
     check_engine(profile, binary)
     if service and profile.service == "none":

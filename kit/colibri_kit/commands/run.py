@@ -12,13 +12,14 @@ import click
 
 from colibri_kit.cli import ui_options
 from colibri_kit.commands.deploy import SizeParam
+from colibri_kit.commands.engine_options import memory_flags, stream_flags
 from colibri_kit.deploy.target import existing_prefix, opened, place, place_flags
 from colibri_kit.errors import EngineError, KitError, UsageError
 from colibri_kit.transport.options import SshOptions
 from colibri_kit.ui import Ui
 
 #: Exit statuses of the engine (its `--help`) -> what the kit's error is called.
-_ENGINE_CODES = {2: "USAGE", 3: "FORMAT", 4: "BUDGET", 5: "GOLDEN"}
+_ENGINE_CODES = {2: "USAGE", 3: "FORMAT", 4: "BUDGET", 5: "GOLDEN", 6: "EXPERT"}
 _PROMPT_MAX = 16 << 20
 
 
@@ -38,6 +39,8 @@ _PROMPT_MAX = 16 << 20
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context length in tokens.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: physical cores.")
 @click.option("--budget", type=SizeParam(), help="Memory the engine may take.")
+@memory_flags
+@stream_flags
 @click.option(
     "--temp", type=click.FloatRange(0, 100), metavar="X", help="Temperature; 0 = the likeliest token."
 )

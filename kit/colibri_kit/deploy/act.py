@@ -335,5 +335,11 @@ def settings_of(doc: dict[str, Any]) -> Settings:
     """The engine settings a release.json records; whatever is odd counts as not set."""
     raw = doc.get("settings")
     raw = raw if isinstance(raw, dict) else {}
-    values = {k: v for k in ("budget", "ctx", "threads") if isinstance(v := raw.get(k), int) and v > 0}
+    values: dict[str, Any] = {
+        k: v for k in ("budget", "ctx", "threads") if isinstance(v := raw.get(k), int) and v > 0
+    }
+    for name in ("weights", "kv", "cache_experts", "cache_policy"):
+        word = raw.get(name)
+        if isinstance(word, str) and word.isascii() and word.replace("_", "").isalnum():
+            values[name] = word
     return Settings(**values)

@@ -39,15 +39,30 @@ _CPU_WORDS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the engine is told at start; 0 = its own choice. budget in bytes."""
+    """What the engine is told at start; 0 or "" = its own choice. budget in bytes.
+
+    weights, kv, cache_experts, cache_policy: the engine's words (docs/engine-cli.md).
+    """
 
     budget: int = 0
     ctx: int = 0
     threads: int = 0
+    weights: str = ""
+    kv: str = ""
+    cache_experts: str = ""
+    cache_policy: str = ""
 
     def flags(self) -> list[str]:
         """The engine's options for ``run``, ``check`` and ``plan``."""
-        pairs = (("--budget", self.budget), ("--ctx", self.ctx), ("--threads", self.threads))
+        pairs = (
+            ("--budget", self.budget),
+            ("--ctx", self.ctx),
+            ("--threads", self.threads),
+            ("--weights", self.weights),
+            ("--kv", self.kv),
+            ("--cache-experts", self.cache_experts),
+            ("--cache-policy", self.cache_policy),
+        )
         return [word for name, value in pairs if value for word in (name, str(value))]
 
 
@@ -241,9 +256,17 @@ def check_memory(parcel: Parcel, settings: Settings, board: Board, facts: Facts,
         PreflightError: with the sum.
     """
     ctx = settings.ctx or min(parcel.ctx_train or 4096, 4096)
-    weights = sum(p.size for p in parcel.parts if p.name not in ("manifest.json", "tokenizer.coli"))
+    streamed = settings.weights != "preload"  # experts may stay on storage
+    weights = sum(
+        p.size
+        for p in parcel.parts
+        if p.name not in ("manifest.json", "tokenizer.coli")
+        and not (streamed and p.name.startswith("experts-"))
+    )
     tokenizer = sum(p.size for p in parcel.parts if p.name == "tokenizer.coli")
-    cache = parcel.kv_bytes_per_token * ctx
+    cache = parcel.kv_bytes_per_token * ctx  # F16
+    if settings.kv == "q8_0":
+        cache = cache * 17 // 32
     total = weights + tokenizer + cache
     budget = settings.budget or board.budget
     rows = f"weights {weights} + tokenizer {tokenizer} + KV cache of {ctx} tokens {cache} = {total} bytes"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from colibri_kit.transport.base import Transport
 
 #: Exit statuses of the engine -> last part of the error's code.
-_CODES = {2: "USAGE", 3: "FORMAT", 4: "BUDGET", 5: "GOLDEN"}
+_CODES = {2: "USAGE", 3: "FORMAT", 4: "BUDGET", 5: "GOLDEN", 6: "EXPERT"}
 
 
 def run(transport: Transport, plan: ProbePlan) -> Result:

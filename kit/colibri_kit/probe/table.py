@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from colibri_kit.probe.result import Machine, Result
 from colibri_kit.probe.stats import Summary
@@ -33,8 +34,32 @@ def render(result: Result, where: str) -> str:
         lines.append(
             f"page faults        {result.minor_faults:.2f} minor, {result.major_faults:.2f} major a token"
         )
+    lines += _cache(result.raw)
     lines.append(f"machine            {_machine(result.machine_before, result.machine_after)}")
     return "\n".join(lines)
+
+
+def _cache(raw: dict[str, Any]) -> list[str]:
+    """What the expert cache did, and what made the output lossy; engines before it say nothing."""
+    cache = raw.get("cache")
+    if not isinstance(cache, dict) or not cache.get("records"):
+        return []
+    rate = cache.get("hit_rate")
+    words = [
+        f"{cache.get('slots')} of {cache['records']} experts have slots" if cache.get("slots") else "mapped"
+    ]
+    words.append(f"weights {cache.get('weights')}")
+    if rate is not None:
+        words.append(f"hit rate {100 * rate:.1f} % ({cache.get('policy')})")
+    words.append(f"read {size(cache.get('bytes_read'))}, waited {cache.get('wait_ns', 0) / 1e6:.1f} ms")
+    words.append(f"look-ahead {cache.get('ahead_useful')} useful, {cache.get('ahead_wasted')} wasted")
+    lines = [f"experts            {'; '.join(words)}"]
+    if raw.get("lossy"):
+        what = ", ".join(f"{name} {raw[name]}" for name in ("degraded", "zeros", "extra") if raw.get(name))
+        lines.append(f"LOSSY              {what}: not the model's own output")
+    if raw.get("unhealthy"):
+        lines.append(f"UNHEALTHY          {raw['unhealthy']} experts cannot be used")
+    return lines
 
 
 def render_changes(changes: Sequence[Change]) -> str:

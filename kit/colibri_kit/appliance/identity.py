@@ -40,6 +40,14 @@ class HostKey:
         """``ssh-ed25519 AAAA…``"""
         return f"{_KIND.decode()} {base64.b64encode(self.blob).decode()}"
 
+    def openssh(self) -> bytes:
+        """The private key as OpenSSH keeps it."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        key = Ed25519PrivateKey.from_private_bytes(self.seed)
+        return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
     def dropbear(self) -> bytes:
         """dropbear's own file format: the type, then seed and public key as one string of 64 bytes."""
         return _string(_KIND) + _string(self.seed + self.public)

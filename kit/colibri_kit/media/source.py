@@ -7,7 +7,6 @@ import gzip
 import lzma
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, cast
 
@@ -31,7 +30,7 @@ def kind(path: Path) -> str:
     return next((name for magic, name in _KINDS if head.startswith(magic)), "raw")
 
 
-def unpack(path: Path, out: Path, advance: Callable[[int], None] = lambda _n: None) -> int:
+def unpack(path: Path, out: Path) -> int:
     """Copies or decompresses an image to ``out``, leaving holes for zeros. Returns its size in bytes.
 
     Raises:
@@ -43,14 +42,14 @@ def unpack(path: Path, out: Path, advance: Callable[[int], None] = lambda _n: No
         raise UsageError(f"{path} is a zip archive", hint=f"unpack it first: unzip {path}")
     try:
         if how == "zst":
-            return _zstd(path, out, advance)
+            return _zstd(path, out)
         with contextlib.ExitStack() as stack:
             plain: IO[bytes] = stack.enter_context(path.open("rb"))
             if how == "xz":
                 plain = stack.enter_context(lzma.open(plain, "rb"))
             elif how == "gz":
                 plain = cast("IO[bytes]", stack.enter_context(gzip.open(plain, "rb")))
-            return _copy(plain, out, advance)
+            return _copy(plain, out)
     except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as err:
         raise _damaged(path, str(err)) from err
 
@@ -64,7 +63,7 @@ def _damaged(path: Path, why: str) -> FormatError:
     )
 
 
-def _copy(source: IO[bytes], out: Path, advance: Callable[[int], None]) -> int:
+def _copy(source: IO[bytes], out: Path) -> int:
     size = 0
     try:
         with out.open("wb") as file:
@@ -73,7 +72,6 @@ def _copy(source: IO[bytes], out: Path, advance: Callable[[int], None]) -> int:
                     file.seek(size)
                     file.write(block)
                 size += len(block)
-                advance(len(block))
             file.truncate(size)
     except OSError as err:
         if isinstance(err, gzip.BadGzipFile):
@@ -86,7 +84,7 @@ def _copy(source: IO[bytes], out: Path, advance: Callable[[int], None]) -> int:
     return size
 
 
-def _zstd(path: Path, out: Path, advance: Callable[[int], None]) -> int:
+def _zstd(path: Path, out: Path) -> int:
     tool = shutil.which("zstd")
     if tool is None:
         raise PreflightError(
@@ -99,7 +97,7 @@ def _zstd(path: Path, out: Path, advance: Callable[[int], None]) -> int:
         [tool, "-dcq", "--", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as child:
         assert child.stdout is not None and child.stderr is not None
-        size = _copy(child.stdout, out, advance)
+        size = _copy(child.stdout, out)
         why = child.stderr.read().decode("utf-8", "replace").strip()
     if child.returncode != 0:
         raise _damaged(path, why)

@@ -59,10 +59,10 @@ static int make_plan(struct cb_engine *draft, struct cb_files *f, const struct c
     memset(draft, 0, sizeof *draft);
     memset(ledger, 0, sizeof *ledger);
     memset(&count, 0, sizeof count);
+    draft->rel = &draft->release[0]; /* also what a failed plan is asked about */
     int rc = cb_files_open(f, opt->model_dir, err);
     if (rc != 0)
         return rc;
-    draft->rel = &draft->release[0];
     draft->rel->m = *f->m;
     draft->opt = *opt;
     draft->rel->text_bos = draft->rel->text_eos = UINT32_MAX;
@@ -129,12 +129,13 @@ static int build(const struct cb_engine *draft, struct cb_files *f, struct cb_en
     if (rc == 0)
         rc = cb_store_open(&e->store, f, &e->opt, &e->counters, err);
     if (rc == 0)
-        rc = cb_watch_open(&e->watch, &e->opt, &e->store, &e->counters, err);
+        rc = cb_watch_open(&e->watch, &e->opt, &e->store, err);
+    if (rc == 0)
+        rc = cb_forward_prepare(e, err);
     if (rc != 0) {
         cb_engine_close(e);
         return rc;
     }
-    cb_forward_prepare(e);
     e->opt.model_dir = NULL;
     e->opt.isa = NULL;
     e->opt.pin_file = NULL;
@@ -214,7 +215,7 @@ const float *cb_logits(const struct cb_engine *e)
 
 void cb_engine_counters(const struct cb_engine *e, struct cb_counters *c)
 {
-    *c = e->counters;
+    cb_store_counters(&e->store, c);
 }
 
 const uint64_t *cb_route_ns(const struct cb_engine *e)

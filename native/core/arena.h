@@ -23,4 +23,7 @@ void *cb_arena_take(struct cb_arena *a, int line, uint64_t n, uint64_t item_byte
 /* The same for bytes at a multiple of align (a power of two; base is aligned to it). */
 void *cb_arena_take_pages(struct cb_arena *a, int line, uint64_t bytes, uint64_t align);
 
+/* Before the block is unmapped: a sanitizer's marks on it go. */
+void cb_arena_forget(void *base, uint64_t size);
+
 #endif

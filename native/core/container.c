@@ -147,16 +147,21 @@ int cb_expert_entry_parse(const uint8_t *dir, uint32_t i, const struct cb_header
     e->offset = le64(p + 8);
     e->size = le64(p + 16);
     e->crc = le32(p + 24);
-    if (le32(p + 28) != 3 || !in_payload(h, e->offset, e->size, 16384) || e->size % 16384 != 0)
+    if (le32(p + 28) != 3 || !in_payload(h, e->offset, e->size, 16384) || e->size % 16384 != 0 ||
+        e->size > UINT32_MAX)
         return cb_fail(err, CB_EFORMAT,
-                       "experts shard %u, record %u (layer %u, expert %u): lies outside the file "
-                       "or is misaligned", h->index, i, e->layer, e->expert);
-    for (int k = 0; k < 3; k++)
-        if (!parse_part(p + 32 + 32 * k, e, &e->part[k]))
+                       "experts-%04u.coli: record %u (layer %u, expert %u): lies outside the file, "
+                       "is misaligned or exceeds 4 GiB", h->index, i, e->layer, e->expert);
+    uint64_t end = 0; /* of the part before */
+    for (int k = 0; k < 3; k++) {
+        struct cb_expert_part *q = &e->part[k];
+        if (!parse_part(p + 32 + 32 * k, e, q) || q->offset < end)
             return cb_fail(err, CB_EFORMAT,
-                           "layer %u, expert %u: part %d has type %u, %u x %u, %llu bytes that do "
-                           "not agree", e->layer, e->expert, k, e->part[k].type,
-                           e->part[k].rows, e->part[k].cols,
-                           (unsigned long long)e->part[k].size);
+                           "experts-%04u.coli: layer %u, expert %u: part %d has type %u, %u x %u, "
+                           "%llu bytes at %llu that do not agree", h->index, e->layer, e->expert,
+                           k, q->type, q->rows, q->cols, (unsigned long long)q->size,
+                           (unsigned long long)q->offset);
+        end = q->offset + q->size;
+    }
     return 0;
 }

@@ -154,6 +154,8 @@ static int parse_container(struct parser *p, unsigned depth, int object)
             key = p->j->n_tok;
             if ((rc = parse_string(p)) != 0)
                 return rc;
+            if (p->j->tok[t].size >= CB_JSON_MEMBERS)
+                return bad(p, "too many members in one object");
             if ((rc = check_unique(p, t, key)) != 0)
                 return rc;
             skip_space(p);

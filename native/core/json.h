@@ -15,6 +15,7 @@ enum cb_json_kind { CB_JSON_NULL, CB_JSON_FALSE, CB_JSON_TRUE, CB_JSON_NUMBER, C
                     CB_JSON_ARRAY, CB_JSON_OBJECT };
 
 #define CB_JSON_DEPTH 32
+#define CB_JSON_MEMBERS 4096u /* of one object: looking for duplicates takes their square */
 
 struct cb_json_tok {
     uint32_t kind;

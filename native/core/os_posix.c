@@ -179,7 +179,8 @@ int cb_os_open(struct cb_os_file *f, const char *path, struct cb_err *err)
 {
     f->h = -1;
     f->size = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Without O_NONBLOCK a FIFO in a file's place would wait for a writer for ever. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return cb_fail(err, CB_EIO, "opening %s: %s", path, strerror(errno));
     struct stat st;

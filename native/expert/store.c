@@ -56,29 +56,32 @@ static int layout_mapped(struct cb_store *s, struct cb_arena *a, const struct cb
     if (m->block_bytes > (64u << 20))
         return cb_fail(err, CB_EINVAL, "lazy blocks have at most 64 MiB, not %u",
                        opt->lazy_block_mib);
-    uint64_t blocks = 0;
-    for (uint32_t i = 0; i < m->n_shard; i++)
+    uint64_t blocks = 0, whole = 0;
+    for (uint32_t i = 0; i < m->n_shard; i++) {
         blocks += (f->shard_file[i].size + m->block_bytes - 1) / m->block_bytes;
+        whole += round_up(f->shard_file[i].size, cb_os_page());
+    }
     m->n_block = (uint32_t)blocks;
     m->limit = m->n_block;
-    if (m->lazy && opt->lazy_limit_bytes != 0) {
+    uint64_t mapped = whole; /* bytes in memory at once; short shards do not fill their block */
+    if (m->lazy && opt->lazy_limit_bytes != 0 && whole > opt->lazy_limit_bytes) {
         uint64_t fit = opt->lazy_limit_bytes / m->block_bytes;
-        /* One thread can touch two blocks at once (a part that crosses a border). */
+        /* One thread can touch two blocks at once (a part that crosses a border); with
+         * fewer, threads would take them from each other for ever. Count these: the
+         * check refuses with the sum. */
         uint64_t least = 2u * (uint64_t)opt->threads + 2u;
-        if (fit < least && blocks > least)
-            return cb_fail(err, CB_EBUDGET,
-                           "lazy weights need %llu blocks of %llu MiB; %llu fit what is left of "
-                           "the budget; lower --lazy-block or --threads",
-                           (unsigned long long)least, (unsigned long long)(m->block_bytes >> 20),
-                           (unsigned long long)fit);
+        if (fit < least)
+            fit = least;
         if (fit < m->limit)
             m->limit = (uint32_t)fit;
+        if ((uint64_t)m->limit * m->block_bytes < whole)
+            mapped = (uint64_t)m->limit * m->block_bytes;
     }
     m->shard = cb_arena_take(a, CB_L_EXPERTS, m->n_shard, sizeof *m->shard);
     m->ring = cb_arena_take(a, CB_L_EXPERTS, m->limit, sizeof *m->ring);
     m->is_mapped = cb_arena_take(a, CB_L_EXPERTS, m->n_block, sizeof *m->is_mapped);
     if (m->lazy) /* mapped blocks are bounded, so they stand in the ledger */
-        a->line[CB_L_EXPERTS] += (uint64_t)m->limit * m->block_bytes;
+        a->line[CB_L_EXPERTS] += mapped;
     return 0;
 }
 

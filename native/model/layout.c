@@ -62,6 +62,14 @@ struct want {
     const float **vec;     /* … or a vector */
 };
 
+uint32_t cb_dense_find(const struct cb_files *f, const char *name)
+{
+    for (uint32_t i = 0; i < f->dense.count; i++)
+        if (strncmp((const char *)f->dense_dir + (uint64_t)i * CB_DENSE_ENTRY, name, 48) == 0)
+            return i;
+    return UINT32_MAX;
+}
+
 /* Finds the tensor, checks its shape and takes its room. */
 static int take_tensor(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
                        const struct want *w, struct cb_err *err)
@@ -71,29 +79,27 @@ static int take_tensor(struct cb_engine *e, struct cb_arena *a, const struct cb_
         memset(w->mat, 0, sizeof *w->mat);
     else
         *w->vec = NULL;
-    for (uint32_t i = 0; i < f->dense.count; i++) {
-        if (strncmp((const char *)f->dense_dir + (uint64_t)i * CB_DENSE_ENTRY, w->name, 48) != 0)
-            continue;
-        int rc = cb_dense_entry_parse(f->dense_dir, i, &f->dense, &t, err);
-        if (rc != 0)
-            return rc;
-        if (t.rows != w->rows || t.cols != w->cols)
-            return cb_fail(err, CB_EFORMAT, "dense.coli: %s is %u x %u; the geometry says %u x %u",
-                           w->name, t.rows, t.cols, w->rows, w->cols);
-        void *p = cb_arena_take(a, CB_L_DENSE, t.size, 1);
-        if (w->mat != NULL) {
-            if (e->kern.gemm[t.type] == NULL)
-                return cb_fail(err, CB_EUNSUPPORTED, "dense.coli: %s: no kernel for type %u",
-                               w->name, t.type);
-            cb_mat_init(w->mat, t.type, t.rows, t.cols, p);
-        } else {
-            *w->vec = p;
-        }
+    uint32_t i = cb_dense_find(f, w->name);
+    if (i == UINT32_MAX)
+        return w->optional ? 0 : cb_fail(err, CB_EFORMAT, "dense.coli: %s is missing", w->name);
+    int rc = cb_dense_entry_parse(f->dense_dir, i, &f->dense, &t, err);
+    if (rc != 0)
+        return rc;
+    if (t.rows != w->rows || t.cols != w->cols)
+        return cb_fail(err, CB_EFORMAT, "dense.coli: %s is %u x %u; the geometry says %u x %u",
+                       w->name, t.rows, t.cols, w->rows, w->cols);
+    if (w->mat == NULL) {
+        *w->vec = cb_arena_take(a, CB_L_DENSE, t.size, 1);
         return 0;
     }
-    return w->optional ? 0 : cb_fail(err, CB_EFORMAT, "dense.coli: %s is missing", w->name);
+    if (e->kern.gemm[t.type] == NULL)
+        return cb_fail(err, CB_EUNSUPPORTED, "dense.coli: %s: no kernel for type %u", w->name,
+                       t.type);
+    /* A matrix of one row is stored like a vector, but products read whole groups. */
+    cb_mat_init(w->mat, t.type, t.rows, t.cols,
+                cb_arena_take(a, CB_L_DENSE, cb_mat_bytes(t.type, t.rows, t.cols), 1));
+    return 0;
 }
-
 
 static int take_layer(struct cb_engine *e, const struct cb_manifest *m, struct cb_arena *a,
                       const struct cb_files *f, uint32_t il, struct cb_layer *l,

@@ -33,6 +33,8 @@ int cb_options_resolve(struct cb_options *opt, const struct cb_manifest *m, stru
  * NULL) and sets e's pointers. *e need only have opt set, and kern. */
 int cb_layout(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
               struct cb_err *err);
+/* Directory entry of dense tensor `name`: the first one, UINT32_MAX = none. */
+uint32_t cb_dense_find(const struct cb_files *f, const char *name);
 /* The part of it that belongs to one release of the weights. */
 int cb_release_layout(struct cb_engine *e, struct cb_release *rel, struct cb_arena *a,
                       const struct cb_files *f, struct cb_err *err);

@@ -51,6 +51,10 @@ static void *dense_place(const struct cb_release *rel, const char *name)
             return (void *)(uintptr_t)top[i].p;
     if (sscanf(name, "blk.%u.%n", &il, &n) != 1 || n == 0 || il >= rel->m.n_layer)
         return NULL;
+    char prefix[24]; /* the one way to write it: "blk.00." would be a second name */
+    n = snprintf(prefix, sizeof prefix, "blk.%u.", il);
+    if (strncmp(name, prefix, (size_t)n) != 0)
+        return NULL;
     const struct cb_layer *l = &rel->layer[il];
     const struct {
         const char *name;
@@ -84,6 +88,9 @@ static int load_dense(const struct load_job *job, uint32_t i, struct cb_err *err
     if (p == NULL)
         return cb_fail(err, CB_EUNSUPPORTED, "dense.coli: tensor %s is unknown to this engine",
                        t.name);
+    /* The layout took room for the first of the name, whatever a second one's size. */
+    if (cb_dense_find(job->f, t.name) != i)
+        return cb_fail(err, CB_EFORMAT, "dense.coli: tensor %s stands twice", t.name);
     snprintf(what, sizeof what, "dense.coli: %s", t.name);
     return read_checked(&job->f->dense_file, p, t.size, t.offset, t.crc, what, err);
 }

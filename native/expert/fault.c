@@ -18,6 +18,7 @@ static struct {
     pthread_mutex_t mutex;
     int installed;
     _Atomic(struct cb_mapped *) mapped[ENGINES_MAX];
+    _Atomic unsigned serving; /* handlers that look at mapped[] */
     struct sigaction old[2]; /* SIGSEGV, SIGBUS */
 } faults = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -90,21 +91,29 @@ static int map_block(struct cb_mapped *m, uint32_t b)
     return rc;
 }
 
+/* 1 when addr is m's and its block is mapped now. */
+static int serve_one(struct cb_mapped *m, const uint8_t *addr)
+{
+    for (uint32_t k = 0; k < m->n_shard; k++) {
+        const struct cb_mapped_shard *s = &m->shard[k];
+        if (addr >= s->base && addr < s->base + s->bytes)
+            return map_block(m, s->first_block +
+                                    (uint32_t)((uint64_t)(addr - s->base) / m->block_bytes)) == 0;
+    }
+    return 0;
+}
+
 /* 1 when the fault at addr was served. */
 static int serve(int sig, const uint8_t *addr)
 {
-    for (int i = 0; i < ENGINES_MAX && sig == SIGSEGV; i++) {
+    int served = 0;
+    atomic_fetch_add(&faults.serving, 1);
+    for (int i = 0; i < ENGINES_MAX && sig == SIGSEGV && !served; i++) {
         struct cb_mapped *m = atomic_load(&faults.mapped[i]);
-        if (m == NULL || !m->lazy)
-            continue;
-        for (uint32_t k = 0; k < m->n_shard; k++) {
-            const struct cb_mapped_shard *s = &m->shard[k];
-            if (addr >= s->base && addr < s->base + s->bytes)
-                return map_block(m, s->first_block +
-                                        (uint32_t)((uint64_t)(addr - s->base) / m->block_bytes)) == 0;
-        }
+        served = m != NULL && m->lazy && serve_one(m, addr);
     }
-    return 0;
+    atomic_fetch_sub(&faults.serving, 1);
+    return served;
 }
 
 static void report(int sig)
@@ -120,7 +129,7 @@ static void on_fault(int sig, siginfo_t *info, void *context)
     (void)context;
     if (info->si_code > 0 && serve(sig, info->si_addr))
         return;
-    if (guard.armed)
+    if (info->si_code > 0 && guard.armed) /* a kill() is nobody's weights */
         siglongjmp(guard.at, 1);
     report(sig);
     /* The previous owner's turn: the instruction faults again on return. */
@@ -164,6 +173,9 @@ void cb_fault_remove(struct cb_mapped *m)
         struct cb_mapped *mine = m;
         atomic_compare_exchange_strong(&faults.mapped[i], &mine, NULL);
     }
+    /* Another engine's thread may be looking at m this moment: its memory goes next. */
+    while (atomic_load(&faults.serving) != 0)
+        ;
 }
 
 /* ---- mapping ------------------------------------------------------------ */

@@ -78,7 +78,9 @@ static void guarded(const struct ffn_job *job, cb_guarded_fn *fn, uint32_t threa
 {
     for (uint32_t s = 0; s < job->n_seg; s++) {
         struct slice slice = {job->e, &job->e->w.seg[s], thread, n_threads};
-        if (cb_guard(fn, &slice) != 0)
+        if (slice.seg->expert == NO_EXPERT)
+            fn(&slice); /* a fault there is nobody's to answer for: it ends the process */
+        else if (cb_guard(fn, &slice) != 0)
             atomic_store(&slice.seg->failed, 1);
     }
 }
@@ -151,14 +153,10 @@ static uint32_t moe_layer(const struct cb_chunk *c)
 static const uint8_t *excluded(struct cb_chunk *c)
 {
     struct cb_engine *e = c->e;
-    int any = 0;
-    if (e->opt.on_bad != CB_BAD_NEXT || e->counters.unhealthy == 0)
+    if (e->opt.on_bad != CB_BAD_NEXT ||
+        !cb_store_unhealthy(&e->store, moe_layer(c), e->w.exclude))
         return NULL;
-    for (uint32_t x = 0; x < e->rel->m.n_expert; x++) {
-        e->w.exclude[x] = cb_store_record(&e->store, moe_layer(c), x)->unhealthy;
-        any |= e->w.exclude[x];
-    }
-    return any ? e->w.exclude : NULL;
+    return e->w.exclude;
 }
 
 static void count_route(struct cb_counters *n, const struct cb_route *r, uint32_t used)

@@ -43,19 +43,27 @@ static int fill(struct cb_store *s, const struct cb_record *r, uint8_t *data, st
     return 0;
 }
 
+static int protect(const struct cb_store *s, const struct cb_slot *c, enum cb_os_access access,
+                   struct cb_err *err)
+{
+    if (cb_os_protect(c->data, s->slot_bytes, access) == 0)
+        return 0;
+    return cb_fail(err, CB_EIO, "the access to its slot could not be changed (vm.max_map_count?)");
+}
+
 static void load(struct cb_store *s, uint32_t slot)
 {
     struct cb_slot *c = &s->slot[slot];
     struct cb_record *r = &s->record[c->record];
     struct cb_err err = {0, ""};
     pthread_mutex_unlock(&s->mutex);
-    int retried = 0, rc = cb_os_protect(c->data, s->slot_bytes, CB_OS_WRITE);
+    int retried = 0, rc = protect(s, c, CB_OS_WRITE, &err);
     if (rc == 0 && (rc = fill(s, r, c->data, &err)) != 0) {
         retried = 1;
         rc = fill(s, r, c->data, &err);
     }
     if (rc == 0)
-        rc = cb_os_protect(c->data, s->slot_bytes, CB_OS_READ);
+        rc = protect(s, c, CB_OS_READ, &err);
     cb_os_drop_cache(&s->file[r->shard], r->offset, r->size);
     pthread_mutex_lock(&s->mutex);
     s->counters->bytes_read += r->size * (1u + (uint32_t)retried);
@@ -65,7 +73,7 @@ static void load(struct cb_store *s, uint32_t slot)
         uint32_t record = c->record;
         c->ahead = 0;
         cb_cache_drop(s, slot);
-        cb_store_mark_bad(s, record / s->n_expert, record % s->n_expert, err.msg);
+        cb_store_note_bad(s, record / s->n_expert, record % s->n_expert, err.msg);
     }
     pthread_cond_broadcast(&s->arrived);
 }

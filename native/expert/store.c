@@ -345,7 +345,7 @@ int cb_store_restore(struct cb_store *s, struct cb_files *f, struct cb_err *err)
 
 /* ---- health ------------------------------------------------------------- */
 
-void cb_store_mark_bad(struct cb_store *s, uint32_t layer, uint32_t expert, const char *why)
+void cb_store_note_bad(struct cb_store *s, uint32_t layer, uint32_t expert, const char *why)
 {
     struct cb_record *r = cb_store_record(s, layer, expert);
     if (!r->unhealthy)
@@ -355,13 +355,56 @@ void cb_store_mark_bad(struct cb_store *s, uint32_t layer, uint32_t expert, cons
             r->shard, layer + s->first_layer, expert, why);
 }
 
-int cb_store_bad(const struct cb_store *s, uint32_t layer, uint32_t expert, struct cb_err *err)
+void cb_store_mark_bad(struct cb_store *s, uint32_t layer, uint32_t expert, const char *why)
+{
+    pthread_mutex_lock(&s->mutex);
+    cb_store_note_bad(s, layer, expert, why);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* cb_store_bad; the mutex is held. */
+static int bad(const struct cb_store *s, uint32_t layer, uint32_t expert, struct cb_err *err)
 {
     char which[64];
     snprintf(which, sizeof which, "layer %u, expert %u is", layer + s->first_layer, expert);
     if (strstr(s->err.msg, which) != NULL)
         return cb_fail(err, CB_EEXPERT, "%.250s", s->err.msg);
     return cb_fail(err, CB_EEXPERT, "%s unhealthy (found earlier)", which);
+}
+
+int cb_store_bad(struct cb_store *s, uint32_t layer, uint32_t expert, struct cb_err *err)
+{
+    pthread_mutex_lock(&s->mutex);
+    int rc = bad(s, layer, expert, err);
+    pthread_mutex_unlock(&s->mutex);
+    return rc;
+}
+
+int cb_store_unhealthy(struct cb_store *s, uint32_t layer, uint8_t *flag)
+{
+    int any = 0;
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t x = 0; x < s->n_expert && s->counters->unhealthy > 0; x++) {
+        flag[x] = cb_store_record(s, layer, x)->unhealthy;
+        any |= flag[x];
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return any;
+}
+
+void cb_store_count_stuck(struct cb_store *s)
+{
+    pthread_mutex_lock(&s->mutex);
+    s->counters->stuck++;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+void cb_store_counters(const struct cb_store *s, struct cb_counters *to)
+{
+    pthread_mutex_t *mutex = (pthread_mutex_t *)(uintptr_t)&s->mutex; /* not what const is about */
+    pthread_mutex_lock(mutex);
+    *to = *s->counters;
+    pthread_mutex_unlock(mutex);
 }
 
 /* ---- the layer at work -------------------------------------------------- */
@@ -436,6 +479,8 @@ static int mapped_ready(struct cb_store *s, uint32_t index, struct cb_ffn *ffn, 
     uint32_t e = s->want[index].expert;
     struct cb_record *r = cb_store_record(s, s->want_layer, e);
     struct verify_job job = {r, s->mapped.shard[r->shard].base + r->offset, 0};
+    if (r->unhealthy)
+        return cb_store_bad(s, s->want_layer, e, err);
     if (!r->verified) {
         for (int tries = 0; tries < 2 && !r->verified; tries++) {
             if (cb_guard(verify_guarded, &job) == 0 && job.crc == r->crc)
@@ -508,7 +553,7 @@ int cb_store_ready(struct cb_store *s, int wait, uint32_t *index, struct cb_ffn 
         s->counters->ns_wait += cb_os_now_ns() - start;
     atomic_store(&s->waiting_for, -1);
     if (rc == CB_EEXPERT)
-        rc = cb_store_bad(s, s->want_layer, s->want[*index].expert, err);
+        rc = bad(s, s->want_layer, s->want[*index].expert, err);
     pthread_mutex_unlock(&s->mutex);
     return rc;
 }

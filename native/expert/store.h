@@ -144,7 +144,13 @@ static inline struct cb_record *cb_store_record(const struct cb_store *s, uint32
 }
 void cb_store_mark_bad(struct cb_store *s, uint32_t layer, uint32_t expert, const char *why);
 /* CB_EEXPERT with the layer, the expert and why. */
-int cb_store_bad(const struct cb_store *s, uint32_t layer, uint32_t expert, struct cb_err *err);
+int cb_store_bad(struct cb_store *s, uint32_t layer, uint32_t expert, struct cb_err *err);
+/* flag [n_expert] of a layer: 1 = unhealthy. Returns whether any is. */
+int cb_store_unhealthy(struct cb_store *s, uint32_t layer, uint8_t *flag);
+/* One more token over its deadline; from the watchdog. */
+void cb_store_count_stuck(struct cb_store *s);
+/* The counters, while readers and watchdog go on counting. */
+void cb_store_counters(const struct cb_store *s, struct cb_counters *to);
 
 /* ---- between cache.c and reader.c; the mutex is held -------------------- */
 
@@ -154,6 +160,7 @@ uint32_t cb_cache_claim(struct cb_store *s, uint32_t r, int ahead);
 void cb_cache_touch(struct cb_store *s, uint32_t slot);
 void cb_cache_drop(struct cb_store *s, uint32_t slot);
 void cb_reader_push(struct cb_store *s, uint32_t slot);
+void cb_store_note_bad(struct cb_store *s, uint32_t layer, uint32_t expert, const char *why);
 int cb_readers_start(struct cb_store *s, uint32_t n, struct cb_err *err);
 void cb_readers_stop(struct cb_store *s);
 

@@ -44,14 +44,20 @@ static void note_wants(const struct cb_engine *e)
     }
 }
 
-void cb_forward_prepare(struct cb_engine *e)
+int cb_forward_prepare(struct cb_engine *e, struct cb_err *err)
 {
     const struct cb_manifest *m = &e->rel->m;
     for (uint32_t i = 0; i < m->rope_dim / 2; i++) {
         double f = cb_pow_inv(m->rope_base, 2.0 * i, (double)m->rope_dim) * m->rope_scale;
-        e->w.inv_freq[i] = e->rel->rope_freqs != NULL ? f / (double)e->rel->rope_freqs[i] : f;
+        if (e->rel->rope_freqs != NULL)
+            f /= (double)e->rel->rope_freqs[i];
+        if (!(fabs(f) * e->opt.ctx < 0x1p31)) /* cb_sincos reduces angles below that; NaN too */
+            return cb_fail(err, CB_EFORMAT, "the RoPE angle of dimension %u is out of range: "
+                           "rope_base, rope_scale or rope_freqs is wrong", 2 * i);
+        e->w.inv_freq[i] = f;
     }
     note_wants(e);
+    return 0;
 }
 
 /* ---- the rows of a chunk between products ------------------------------- */

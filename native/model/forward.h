@@ -12,8 +12,9 @@ typedef void cb_logits_fn(void *ud, uint32_t i, const float *logits);
 int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits_fn *fn, void *ud,
                int32_t *experts, struct cb_err *err);
 
-/* RoPE frequencies and per-layer facts of e->rel: once after loading it. */
-void cb_forward_prepare(struct cb_engine *e);
+/* RoPE frequencies and per-layer facts of e->rel: once after loading it.
+ * CB_EFORMAT for frequencies that no position of the context can be turned by. */
+int cb_forward_prepare(struct cb_engine *e, struct cb_err *err);
 
 /* ---- between the parts of a layer --------------------------------------- */
 

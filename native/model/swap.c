@@ -81,7 +81,9 @@ static int take_over(struct cb_engine *e, struct cb_files *f, struct cb_err *err
     rc = cb_store_exchange(&e->store, f, err);
     if (rc == 0) {
         e->rel = new;
-        cb_forward_prepare(e);
+        rc = cb_forward_prepare(e, err);
+    }
+    if (rc == 0) {
         rc = check_golden(e, err);
     }
     if (rc == 0) {
@@ -91,7 +93,7 @@ static int take_over(struct cb_engine *e, struct cb_files *f, struct cb_err *err
     /* Back: the old shard files wait in f. */
     e->rel = old;
     cb_store_restore(&e->store, f, &ignored);
-    cb_forward_prepare(e);
+    cb_forward_prepare(e, &ignored);
     return rc;
 }
 

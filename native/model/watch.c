@@ -15,7 +15,7 @@ static void look(struct cb_watch *w)
     if (began == 0 || began == w->told_ns || now < began || now - began < w->deadline_ns)
         return;
     w->told_ns = began;
-    w->counters->stuck++;
+    cb_store_count_stuck(w->store);
     if (w->fn != NULL)
         w->fn(w->ud, atomic_load(&w->layer), atomic_load(&w->store->waiting_for),
               (now - began) / 1000000u);
@@ -40,15 +40,14 @@ static void *watch(void *arg)
     return NULL;
 }
 
-int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, const struct cb_store *store,
-                  struct cb_counters *counters, struct cb_err *err)
+int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, struct cb_store *store,
+                  struct cb_err *err)
 {
     pthread_attr_t attr;
     w->deadline_ns = (uint64_t)opt->token_deadline_ms * 1000000u;
     w->fn = opt->on_stuck;
     w->ud = opt->stuck_ud;
     w->store = store;
-    w->counters = counters;
     if (w->deadline_ns == 0)
         return 0;
     pthread_mutex_init(&w->mutex, NULL);

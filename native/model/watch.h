@@ -21,8 +21,7 @@ struct cb_watch {
     uint64_t told_ns;           /* began_ns of the token last reported */
     cb_stuck_fn fn;
     void *ud;
-    const struct cb_store *store;
-    struct cb_counters *counters;
+    struct cb_store *store;
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t cond;
@@ -30,8 +29,8 @@ struct cb_watch {
 };
 
 /* Starts the thread when opt asks for a deadline. */
-int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, const struct cb_store *store,
-                  struct cb_counters *counters, struct cb_err *err);
+int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, struct cb_store *store,
+                  struct cb_err *err);
 void cb_watch_close(struct cb_watch *w);
 
 #endif

@@ -32,12 +32,49 @@ static double dot64(const float *w, const float *x, uint32_t n)
     return s;
 }
 
+/* A sum of binary64 numbers without rounding: digits of 32 bits, the lowest
+ * worth 2^LOW. Products of two binary32 numbers reach from 2^-298 (2^-350 with
+ * the zeros behind it) to 2^256, and 2^21 of them fit the carries. */
+#define EXACT_LOW (-352)
+#define EXACT_DIGITS 21
+
+static void exact_add(int64_t digit[EXACT_DIGITS], double v)
+{
+    uint64_t bits, m;
+    memcpy(&bits, &v, sizeof bits);
+    if (v == 0.0)
+        return;
+    m = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52; /* never subnormal: see above */
+    uint32_t at = (uint32_t)((int)(bits >> 52 & 0x7FF) - 1075 - EXACT_LOW), shift = at % 32;
+    uint64_t lo = (m & UINT32_MAX) << shift, hi = (m >> 32) << shift;
+    uint64_t part[3] = {lo & UINT32_MAX, (lo >> 32) + (hi & UINT32_MAX), hi >> 32};
+    for (uint32_t i = 0; i < 3; i++)
+        digit[at / 32 + i] += v < 0.0 ? -(int64_t)part[i] : (int64_t)part[i];
+}
+
+/* Sign of (a - b)·x in real arithmetic. */
+static int exact_compare(const float *a, const float *b, const float *x, uint32_t n)
+{
+    int64_t digit[EXACT_DIGITS] = {0}, carry = 0;
+    int any = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        exact_add(digit, (double)a[i] * (double)x[i]);
+        exact_add(digit, -(double)b[i] * (double)x[i]);
+    }
+    for (uint32_t i = 0; i < EXACT_DIGITS; i++) {
+        int64_t v = digit[i] + carry, low = v & UINT32_MAX;
+        carry = (v - low) / (INT64_C(1) << 32);
+        any |= low != 0;
+    }
+    return carry < 0 ? -1 : any;
+}
+
 void cb_router_norms(float *norm, const float *w, uint32_t n_expert, uint32_t n_embd)
 {
     for (uint32_t e = 0; e < n_expert; e++) {
         const float *row = w + (size_t)e * n_embd;
         /* Up by more than the rounding of this sum and of the conversion. */
-        norm[e] = (float)(sqrt(dot64(row, row, n_embd)) * (1.0 + 0x1p-20));
+        norm[e] = (float)(sqrt(dot64(row, row, n_embd)) * (1.0 + 0x1p-20)) + 0x1p-149f;
     }
 }
 
@@ -51,42 +88,80 @@ static int is_chosen(const int32_t *chosen, uint32_t k, uint32_t i)
 
 /* One candidate of the exact comparison. */
 struct straddler {
-    double value;
+    double value; /* off by at most slack */
+    double slack;
     uint32_t index;
 };
+
+/* How far logits may be off: unit times the row's norm, and never less than
+ * what underflow takes. */
+struct bound {
+    double unit, least;
+    double norm; /* upper bound of x's 2-norm */
+};
+
+static double bound_of(const struct bound *b, const struct cb_router *r, uint32_t i)
+{
+    return b->unit * (double)r->norm[i] + b->least;
+}
+
+/* Whether a goes before b: by value in real arithmetic, ties by index. */
+static int goes_before(const struct cb_manifest *m, const struct cb_router *r, const float *x,
+                       const struct straddler *a, const struct straddler *b)
+{
+    if (a->value - a->slack > b->value + b->slack)
+        return 1;
+    if (b->value - b->slack > a->value + a->slack)
+        return 0;
+    int sign = exact_compare(r->w + (size_t)a->index * m->n_embd,
+                             r->w + (size_t)b->index * m->n_embd, x, m->n_embd);
+    return sign != 0 ? sign > 0 : a->index < b->index;
+}
 
 /* The cut between chosen and rest is uncertain: recompute whoever's interval
  * reaches it and refill the uncertain places by exact value. lo and hi are the
  * lowest certain bound of the chosen and the highest of the rest. */
 static void settle(const struct cb_manifest *m, const struct cb_router *r, const float *logits,
-                   const float *x, double unit, double lo, double hi, uint32_t k, int32_t *chosen)
+                   const float *x, const struct bound *b, double lo, double hi, uint32_t k,
+                   int32_t *chosen)
 {
     struct straddler s[CB_MAX_EXPERT];
     uint32_t n = 0, places = 0;
+    double unit64 = ((double)m->n_embd + 2.0) * 0x1p-52 * b->norm; /* twice the bound of dot64 */
     for (uint32_t i = 0; i < m->n_expert; i++) {
-        double eps = unit * (double)r->norm[i], v = (double)logits[i];
+        double eps = bound_of(b, r, i), v = (double)logits[i];
         int in = is_chosen(chosen, k, i);
         if ((r->exclude != NULL && r->exclude[i]) || (in ? v - eps > hi : v + eps < lo))
             continue;
-        s[n++] = (struct straddler){dot64(r->w + (size_t)i * m->n_embd, x, m->n_embd), i};
+        s[n++] = (struct straddler){dot64(r->w + (size_t)i * m->n_embd, x, m->n_embd),
+                                    unit64 * (double)r->norm[i], i};
         places += (uint32_t)in;
     }
     for (uint32_t p = 0; p < places; p++) /* selection: value descending, index ascending */
         for (uint32_t q = p + 1; q < n; q++)
-            if (s[q].value > s[p].value ||
-                (s[q].value == s[p].value && s[q].index < s[p].index)) {
+            if (goes_before(m, r, x, &s[q], &s[p])) {
                 struct straddler t = s[p];
                 s[p] = s[q];
                 s[q] = t;
             }
     uint32_t kept = 0;
-    for (uint32_t c = 0; c < k; c++) { /* certain ones stay */
-        double eps = unit * (double)r->norm[chosen[c]];
-        if ((double)logits[chosen[c]] - eps > hi)
+    for (uint32_t c = 0; c < k; c++) /* certain ones stay */
+        if ((double)logits[chosen[c]] - bound_of(b, r, (uint32_t)chosen[c]) > hi)
             chosen[kept++] = chosen[c];
-    }
     for (uint32_t p = 0; p < places; p++)
         chosen[kept++] = (int32_t)s[p].index;
+}
+
+/* The bound of router.h for this x. */
+static struct bound bound_for(const struct cb_manifest *m, const struct cb_kernels *kern,
+                              const float *x)
+{
+    double square = (double)kern->dot(x, x, m->n_embd), steps = m->n_embd / 32.0 + 6.0;
+    if (!(square >= 0x1p-60 && square <= 0x1p100)) /* binary32 squares may have been lost */
+        square = dot64(x, x, m->n_embd);
+    double gamma = steps * 0x1p-24 / (1.0 - steps * 0x1p-24);
+    double norm = sqrt(square) * (1.0 + gamma);
+    return (struct bound){gamma * norm, ((double)m->n_embd + 32.0) * 0x1p-149, norm};
 }
 
 /* Whether the set is certain; else repairs it. */
@@ -94,11 +169,10 @@ static int certify(const struct cb_manifest *m, const struct cb_kernels *kern,
                    const struct cb_router *r, const float *logits, const float *x, uint32_t k,
                    int32_t *chosen)
 {
-    double norm = sqrt((double)kern->dot(x, x, m->n_embd)) * (1.0 + 0x1p-18);
-    double unit = (m->n_embd / 32.0 + 6.0) * 0x1p-24 * norm;
+    struct bound b = bound_for(m, kern, x);
     double lo = INFINITY, hi = -INFINITY;
     for (uint32_t i = 0; i < m->n_expert; i++) {
-        double eps = unit * (double)r->norm[i], v = (double)logits[i];
+        double eps = bound_of(&b, r, i), v = (double)logits[i];
         if (r->exclude != NULL && r->exclude[i])
             continue;
         if (is_chosen(chosen, k, i))
@@ -108,7 +182,7 @@ static int certify(const struct cb_manifest *m, const struct cb_kernels *kern,
     }
     if (lo > hi)
         return 1;
-    settle(m, r, logits, x, unit, lo, hi, k, chosen);
+    settle(m, r, logits, x, &b, lo, hi, k, chosen);
     return 0;
 }
 

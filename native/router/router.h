@@ -29,10 +29,11 @@ struct cb_route {
  *   chosen, weight [n_used + 1]: rank order: logit descending, index ascending
  *
  * The chosen set is exact with respect to real arithmetic on x: a binary32 dot
- * product in 32 lanes is off by at most gamma·|w|·|x|, gamma = (n/32 + 6)·2^-24;
- * when the gap between the last chosen and the first rest is within the two
- * bounds, the experts inside it are recomputed in binary64 and compared there,
- * ties by index (the bound: Higham, Accuracy and Stability, §3.1).
+ * product in 32 lanes is off by at most gamma·|w|·|x| + (n + 32)·2^-149 with
+ * gamma = k·2^-24/(1 - k·2^-24), k = n/32 + 6; when the gap between the last chosen
+ * and the first rest is within the two bounds, the experts inside it are recomputed
+ * in binary64, and where that bound (Higham, Accuracy and Stability, §3.1) does not
+ * tell them apart either, compared without any rounding; ties by index.
  *
  * Weights: `softmax`: softmax over all, gathered, renormalised when
  * router_renorm (the sum held above 2^-14, as llama.cpp does). `softmax_topk`:

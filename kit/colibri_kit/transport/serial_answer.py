@@ -1,0 +1,104 @@
+"""What answers on a serial line: U-Boot, a login, a shell, our engine, noise or nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from colibri_kit.transport.serial_line import Line
+
+Kind = Literal["uboot", "login", "password", "shell", "engine", "text", "garbled", "silent"]
+
+_AUTOBOOT = re.compile(rb"stop autoboot", re.IGNORECASE)
+_LOGIN = re.compile(rb"login: ?$")
+_PASSWORD = re.compile(rb"[Pp]assword: ?$")
+_UBOOT = re.compile(rb"(?:^|[\r\n])(?:\w[\w .-]*)?(?:=>|U-Boot>) ?$")
+_ENGINE = re.compile(rb"(?:^|[\r\n])colibri[^\r\n]*> ?$")
+_SHELL = re.compile(rb"[#$%>~] ?(?:\x1b\[[0-9;?]*[A-Za-z])*$")
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``text`` is the last line seen, without escapes."""
+
+    kind: Kind
+    text: str
+
+
+def classify(seen: bytes) -> Answer:
+    """What the last bytes of a console mean. Pure."""
+    plain = _ESCAPES.sub(b"", seen).rstrip(b"\0")
+    lines = plain.replace(b"\r", b"\n").strip(b"\n").split(b"\n")
+    last = lines[-1].decode("utf-8", "replace").strip() if lines else ""
+    odd = sum(b >= 0x80 or (b < 0x20 and b not in (7, 8, 9, 10, 13, 27)) for b in plain)
+    try:
+        plain.decode("utf-8")
+        valid = True
+    except UnicodeDecodeError:
+        valid = False
+    kind: Kind
+    if not plain.strip():
+        kind = "silent"
+    elif odd * 4 > len(plain) and not valid:
+        kind = "garbled"
+    elif _UBOOT.search(plain):
+        kind = "uboot"
+    elif _LOGIN.search(plain):
+        kind = "login"
+    elif _PASSWORD.search(plain):
+        kind = "password"
+    elif _ENGINE.search(plain):
+        kind = "engine"
+    elif _SHELL.search(plain):
+        kind = "shell"
+    else:
+        kind = "text"
+    return Answer(kind, last[-120:])
+
+
+def identify(line: Line, wait: float, *, stop_autoboot: bool = True) -> Answer:
+    """Presses Return until something known answers, for at most ``wait`` seconds.
+
+    Args:
+        stop_autoboot: press a key when U-Boot counts down; otherwise let it boot.
+    """
+    end = time.monotonic() + wait
+    pause = 0.4
+    seen = line.drain(0.15, limit=1.0)
+    answer = classify(seen)
+    while time.monotonic() < end:
+        if stop_autoboot and _AUTOBOOT.search(seen[-200:]):
+            line.write(b" ")
+        line.write(b"\r")
+        fresh = line.drain(pause, limit=min(3.0, max(0.5, end - time.monotonic())))
+        if fresh:
+            seen = (seen + fresh)[-4096:]
+            if not fresh.strip(b"C\x15\r\n"):
+                # A receiver of a transfer that was cut off: cancel it.
+                line.write(b"\x18" * 8 + b"\b" * 8)
+                pause = 2.5
+            # Judged by what came just now: older noise must not decide.
+            answer = classify(fresh)
+            if answer.kind in ("uboot", "login", "password", "shell", "engine"):
+                return _certain(line, answer)
+        pause = min(pause * 1.5, 2.0)
+    return answer
+
+
+def _certain(line: Line, answer: Answer) -> Answer:
+    """A prompt like ``board#`` can be either: a shell computes, U-Boot does not."""
+    if answer.kind != "shell":
+        return answer
+    for _ in range(4):
+        line.write(b"\x03")
+        line.drain(0.2, limit=1.0)  # shells drop what is typed while they handle an interrupt
+        line.write(b"echo ck-$((6*7))-\r")
+        said = line.drain(0.4, limit=3.0)
+        if b"ck-42-" in said:
+            return answer
+        if re.search(rb"[\r\n]ck-\$?\(?\(?6", said):
+            return Answer("uboot", answer.text)
+    return Answer("text", answer.text)

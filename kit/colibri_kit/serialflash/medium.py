@@ -187,9 +187,9 @@ def _scan(uboot: UBoot, iface: str) -> None:
 
 def _files(uboot: UBoot, place: Place, has: frozenset[str]) -> Medium | None:
     """The file system on a partition, when it can be written."""
-    if "fatwrite" in has and uboot.reading(f"fatinfo {place.text}")[0] == 0:
+    if "fatwrite" in has and uboot.command(f"fatinfo {place.text}")[0] == 0:
         return FatFiles(uboot, place)
-    if "ext4write" in has and uboot.reading(f"ext4ls {place.text} /")[0] == 0:
+    if "ext4write" in has and uboot.command(f"ext4ls {place.text} /")[0] == 0:
         return Ext4Files(uboot, place)
     return None
 

@@ -86,30 +86,44 @@ class UBoot:
         self.line.write(KILL * 3)
         self.line.drain(self.line.latency * 2 + 0.05, limit=3)
 
-    def reading(self, text: str, *, timeout: float = 10.0) -> tuple[int, str]:
-        """As :meth:`command`, asked until two answers are the same: a lost byte shows.
+    def value(self, text: str, pattern: str) -> str | None:
+        """Runs a command until two runs give the same first group of ``pattern``: a lost byte shows.
+
+        Returns:
+            The group, or None when the command fails.
 
         Raises:
             TransferError: it never says the same twice.
         """
-        seen: list[tuple[int, str]] = []
+        seen: set[str] = set()
         for _ in range(30):
-            answer = self.command(text, timeout=timeout)
-            if answer in seen:
-                return answer
-            seen.append(answer)
+            status, words = self.command(text)
+            if status != 0:
+                return None
+            found = re.search(pattern, words, re.MULTILINE)
+            if found and found.group(1) in seen:
+                return found.group(1)
+            if found:
+                seen.add(found.group(1))
         raise TransferError(f"U-Boot answers `{text}` differently each time", code="CK-UBOOT-SILENT")
 
     def can(self, *names: str) -> frozenset[str]:
         """Which of these commands this build has."""
-        # The status of `help` is 1 either way in some versions: only its words tell.
-        return frozenset(n for n in names if self.reading(f"help {n}")[1].startswith(f"{n} - "))
+        return frozenset(n for n in names if self._has(n))
+
+    def _has(self, name: str) -> bool:
+        """The status of ``help`` is 1 either way in some versions: only its words tell."""
+        for _ in range(12):
+            _, words = self.command(f"help {name}")
+            if words.startswith(f"{name} - "):
+                return True
+            if "nknown command" in words:
+                return False
+        return False
 
     def variable(self, name: str) -> str | None:
         """An environment variable's value, or None."""
-        status, words = self.reading(f"printenv {name}")
-        found = re.search(rf"^{re.escape(name)}=(.*)$", words, re.MULTILINE)
-        return found.group(1) if status == 0 and found else None
+        return self.value(f"printenv {name}", rf"^{re.escape(name)}=(.*)$")
 
     def set_variable(self, name: str, value: str) -> None:
         """Sets it (in memory) and reads it back. Raises VerifyError, UBootError."""

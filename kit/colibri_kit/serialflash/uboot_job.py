@@ -111,12 +111,11 @@ class UBootFlash:
 
     def _check_memory(self, size: int) -> None:
         """ext4write needs the whole file in memory, and U-Boot itself sits at its end."""
-        _, words = self.uboot.reading("bdinfo")
-        start = re.search(r"-> start\s*= (0x[0-9a-f]+)", words)
-        length = re.search(r"-> size\s*= (0x[0-9a-f]+)", words)
+        start = self.uboot.value("bdinfo", r"-> start\s*= (0x[0-9a-f]+)$")
+        length = self.uboot.value("bdinfo", r"-> size\s*= (0x[0-9a-f]+)$")
         if not start or not length:
             return
-        room = int(start.group(1), 16) + int(length.group(1), 16) - self.address - (64 << 20)
+        room = int(start, 16) + int(length, 16) - self.address - (64 << 20)
         if size > room:
             raise PreflightError(
                 f"ext4write wants a file whole in memory: {size_text(size)}, "

@@ -76,14 +76,15 @@ def identify(line: Line, wait: float, *, stop_autoboot: bool = True) -> Answer:
         fresh = line.drain(pause, limit=min(3.0, max(0.5, end - time.monotonic())))
         if fresh:
             seen = (seen + fresh)[-4096:]
-            if not fresh.strip(b"C\x15\r\n"):
-                # A receiver of a transfer that was cut off: cancel it.
-                line.write(b"\x18" * 8 + b"\b" * 8)
-                pause = 2.5
             # Judged by what came just now: older noise must not decide.
             answer = classify(fresh)
             if answer.kind in ("uboot", "login", "password", "shell", "engine"):
                 return _certain(line, answer)
+        if not fresh.strip(b"C\x15\r\n"):
+            # Silent, or the receiver of a transfer that was cut off: cancel that, and keep
+            # still longer than its time-outs (2.3 s in U-Boot), which every byte restarts.
+            line.write(b"\x18" * 8 + b"\b" * 8)
+            seen += line.drain(2.6, limit=3.0)
         pause = min(pause * 1.5, 2.0)
     return answer
 

@@ -12,6 +12,7 @@ static const struct verb {
     cli_verb_fn *fn;
 } verbs[] = {
     {"Use", "run", "generate text", verb_run},
+    {NULL, "serve", "answer over HTTP, for months", verb_serve},
     {NULL, "tokenize", "turn text from stdin into token ids", verb_tokenize},
     {NULL, "logits", "run token ids through the model and save the logits", verb_logits},
     {"Check", "check", "load the model and reproduce its golden", verb_check},

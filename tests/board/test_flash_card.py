@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from card import boot_offset, boot_slot, device_tree, from_card, sd_copy, start
 
 from colibri_kit.appliance import identity, pieces
 from colibri_kit.media.partitions import Partition, read_table
+from colibri_kit.vboard.images import copy_sparse
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "engine"
 PROMPT = "the quick brown"
@@ -184,10 +186,27 @@ def identity_of(made: Made) -> tuple[object, str]:
 
 
 def test_boots_in_raspi4b_and_answers(made: Made, tmp_path: Path) -> None:
-    console = boot_slot("raspi4b", tmp_path, made.image, made.pieces, "b")
+    """Slot b; the address from a DHCP server, as a user would set it on the card."""
+    card = tmp_path / "dhcp.img"
+    copy_sparse(made.image, card)
+    conf = tmp_path / "board.conf"
+    text = from_card(card, "colibri/board.conf")
+    conf.write_bytes(text.replace(b"address=10.0.2.15/24", b"address=dhcp\r"))  # edited on Windows
+    drive = ["-i", f"{card}@@{boot_offset(card)}"]
+    env = {**os.environ, "MTOOLSRC": "/dev/null"}
+    subprocess.run(["mcopy", "-o", *drive, str(conf), "::colibri/board.conf"], check=True, env=env)
+    net = ("-netdev", "user,id=n0,restrict=on", "-device", "usb-net,netdev=n0")
+    console = boot_slot("raspi4b", tmp_path, card, made.pieces, "b", *net)
     try:
         console.until(rf"golden ok, slot b, {golden(made)}", 120)
         ask(console, made)
+        for _ in range(20):
+            console.send(".status")
+            seen = console.until(r"(?s)slot b, loader firmware.*?colibri> ", 30).group(0)
+            if "inet 10.0.2.15/24" in seen:
+                break
+            time.sleep(1)
+        assert "inet 10.0.2.15/24" in seen, seen
     finally:
         console.close()
 

@@ -115,6 +115,25 @@ def test_nobody_there_to_confirm(loop: Callable[..., tuple[str, Path]], image: P
     assert untouched(file)
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_typing_the_serial_number(loop: Callable[..., tuple[str, Path]], image: Path, right: bool) -> None:
+    """A loop device is not removable: its serial number (here the file's path) must be typed."""
+    device, file = loop(250 * MIB)
+    ours, theirs = os.openpty()
+    typed = str(file) if right else device.removeprefix("/dev/")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "colibri_kit", "flash", "--from", str(image), "--to", device],
+        stdin=theirs, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    os.write(ours, typed.encode() + b"\n")
+    _, told = child.communicate(timeout=120)
+    os.close(ours)
+    os.close(theirs)
+    assert "Everything on" in told and str(file) in told
+    assert child.returncode == (0 if right else 6), told
+    assert untouched(file) is not right
+
+
 def test_mounted_is_refused(loop: Callable[..., tuple[str, Path]], image: Path, tmp_path: Path) -> None:
     device, file = loop(250 * MIB)
     subprocess.run(["mke2fs", "-q", "-F", device], check=True, capture_output=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,23 @@ import pytest
 import virtual
 
 
+def _terminated(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="session")
 def board_dir() -> Iterator[Path]:
     """The folder of this session's virtual boards; the user's own are not touched."""
     path = Path(tempfile.mkdtemp(prefix="ckv-"))
     before = os.environ.get("COLIBRI_VBOARD_DIR")
     os.environ["COLIBRI_VBOARD_DIR"] = str(path)
-    yield path
-    virtual.kit("board", "down", "--all", "--power-cut")
+    # `timeout` and CI end pytest by SIGTERM, which would leave guests behind.
+    handler = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield path
+    finally:
+        virtual.kit("board", "down", "--all", "--power-cut")
+        signal.signal(signal.SIGTERM, handler)
     if before is None:
         del os.environ["COLIBRI_VBOARD_DIR"]
     else:

@@ -17,6 +17,8 @@ from virtual import board, command, compile_standin, good, inside, kit
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 import parcel_maker
 
+pytestmark = pytest.mark.timeout(600)  # an emulated board on a busy machine is slow
+
 #: Power cuts at random moments: three here, more by hand.
 CUTS = int(os.environ.get("COLIBRI_POWER_CUTS", "3"))
 
@@ -28,9 +30,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 MiB in one shard: seconds to send."""
+    """24 MiB in one shard: seconds to send."""
     return parcel_maker.write(
-        tmp_path_factory.mktemp("m") / "large.coli", seed=2, shards=1, shard_bytes=48 << 20
+        tmp_path_factory.mktemp("m") / "large.coli", seed=2, shards=1, shard_bytes=24 << 20
     )
 
 
@@ -48,13 +50,13 @@ def start(large: Path, standin: Path, *more: object) -> subprocess.Popen[bytes]:
 
 
 def until_partly_sent(child: subprocess.Popen[bytes], least: int) -> None:
-    """Until a partial file of ``least`` bytes lies on the board's disk."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end and child.poll() is None:
-        words = inside("cut", "sync; du -k /opt/colibri/blobs/*.part 2>/dev/null | cut -f1 || true")
-        if sum(int(w) for w in words.split()) * 1024 >= least:
-            return
-    raise AssertionError(f"no partial file; deploy ended with {child.poll()}")
+    """Until a partial file of ``least`` bytes lies on the board's disk, written out."""
+    words = (
+        "for i in $(seq 1200); do set -- $(du -ck /opt/colibri/blobs/*.part 2>/dev/null | tail -n 1); "
+        f"[ ${{1:-0}} -ge {least >> 10} ] && sync && exit; sleep 0.2; done; exit 1"
+    )
+    ran = kit("board", "ssh", "cut", words, timeout=260)
+    assert ran.rc == 0, f"no partial file; deploy ended with {child.poll()}"
 
 
 def finish(child: subprocess.Popen[bytes], seconds: float) -> tuple[int, bytes]:
@@ -69,17 +71,17 @@ def finish(child: subprocess.Popen[bytes], seconds: float) -> tuple[int, bytes]:
 
 def test_power_cut_in_a_transfer_then_resumed(cut: dict[str, Any], large: Path, standin: Path) -> None:
     child = start(large, standin)
-    until_partly_sent(child, 8 << 20)
+    until_partly_sent(child, 4 << 20)
     assert good("board", "down", "cut", "--power-cut")["ended"] == {"cut": "killed"}
-    rc, out = finish(child, 60)
+    rc, out = finish(child, 240)
     assert rc == 7, out
     good("board", "up", "virt-a72", "--as", "cut", "--ram", "256MiB")
     status = good("status", "@cut", "--check")
     assert (status["current"], status["health"]) == (cut["release"], "ok")
-    assert status["partial_bytes"] >= 8 << 20
+    assert status["partial_bytes"] >= 4 << 20
     done = good("deploy", "--board", "virt-a72", "@cut", large, "--engine", standin)
-    assert done["bytes_resumed"] >= 8 << 20
-    assert done["bytes_sent"] + done["bytes_resumed"] >= 48 << 20
+    assert done["bytes_resumed"] >= 4 << 20
+    assert done["bytes_sent"] + done["bytes_resumed"] >= 24 << 20
     assert good("rollback", "@cut")["to"] == cut["release"]
 
 
@@ -94,12 +96,12 @@ def test_link_cut_in_a_transfer(cut: dict[str, Any], board_dir: Path, large: Pat
     begin = time.monotonic()
     qmp.call("set_link", name="nic0", up=False)
     try:
-        rc, out = finish(child, 40)
+        rc, out = finish(child, 120)
     finally:
         qmp.call("set_link", name="nic0", up=True)
         qmp.close()
     assert rc == 7, out
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     done = good("deploy", "--board", "virt-a72", "@cut", large, "--engine", standin, "--break-lock")
     assert done["bytes_resumed"] >= 4 << 20
 
@@ -114,7 +116,7 @@ def test_power_cuts_at_random_moments_always_leave_a_well_release(
         child = start(model, standin, "--break-lock")
         time.sleep(rng.uniform(0.5, 3.5))
         good("board", "down", "cut", "--power-cut")
-        rc, out = finish(child, 60)
+        rc, out = finish(child, 240)
         assert rc in (0, 4, 7), out
         good("board", "up", "virt-a72", "--as", "cut", "--ram", "256MiB")
         status = good("status", "@cut", "--check")
@@ -133,7 +135,7 @@ def active(name: str = "unit") -> dict[str, str]:
     return dict(line.split("=", 1) for line in words.splitlines())
 
 
-def wait_active(not_pid: str = "0", seconds: float = 60) -> dict[str, str]:
+def wait_active(not_pid: str = "0", seconds: float = 180) -> dict[str, str]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         state = active()
@@ -159,7 +161,7 @@ def test_systemd_runs_and_keeps_the_service(
     second = wait_active(not_pid=first["MainPID"])
     assert int(second["NRestarts"]) == 1
     inside("unit", "systemctl --no-block reboot", user="root")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while "old" in kit("board", "ssh", "root@unit", "[ -e /run/mark ] && echo old; true").out:
         assert time.monotonic() < deadline
     wait_rebooted(deadline)

@@ -32,7 +32,7 @@ def command(*args: object) -> list[str]:
     return [sys.executable, "-m", "colibri_kit", *map(str, args)]
 
 
-def kit(*args: object, timeout: float = 240, stdin: bytes = b"") -> Ran:
+def kit(*args: object, timeout: float = 400, stdin: bytes = b"") -> Ran:
     """``colibri-kit ARGS`` in a process of its own."""
     done = subprocess.run(command(*args), input=stdin, capture_output=True, timeout=timeout, check=False)
     return Ran(
@@ -40,7 +40,7 @@ def kit(*args: object, timeout: float = 240, stdin: bytes = b"") -> Ran:
     )
 
 
-def good(*args: object, timeout: float = 240) -> dict[str, Any]:
+def good(*args: object, timeout: float = 400) -> dict[str, Any]:
     """The JSON of a verb that must succeed."""
     ran = kit(*args, "--json", timeout=timeout)
     assert ran.rc == 0, f"{args}: {ran.rc}\n{ran.err}\n{ran.out}"
@@ -58,7 +58,7 @@ def board(profile: str, name: str, *options: object) -> Iterator[dict[str, Any]]
 
 def inside(name: str, words: str, *, user: str = "board") -> str:
     """What a shell command on the board prints; it must succeed."""
-    ran = kit("board", "ssh", f"{user}@{name}", words, timeout=120)
+    ran = kit("board", "ssh", f"{user}@{name}", words, timeout=240)
     assert ran.rc == 0, f"{words}: {ran.rc}\n{ran.err}{ran.out}"
     return ran.out
 

@@ -100,7 +100,7 @@ def _probe(port: Port, baud: int, note: Callable[[str], None]) -> Port:
     except KitError as err:
         return replace(port, answers="unopened", words=err.message)
     try:
-        answer = identify(line, 3.0, stop_autoboot=False)
+        answer = identify(line, 3.0, gentle=True)
     except KitError as err:
         return replace(port, answers="lost", words=err.message)
     finally:

@@ -88,11 +88,9 @@ class FatFiles(Medium):
             self._u.command(f"fatmkdir {self.place.text} /{'/'.join(folders[:depth])}")
 
     def size(self, name: str) -> int | None:
-        status, words = self._u.reading(
-            f"setenv filesize; size {self.place.text} /{name} && echo n=$filesize"
-        )
-        found = re.search(r"^n=([0-9a-f]+)$", words, re.MULTILINE)
-        return int(found.group(1), 16) if status == 0 and found else None
+        line = f"setenv filesize; size {self.place.text} /{name} && echo n=$filesize"
+        found = self._u.value(line, r"^n=([0-9a-f]+)$")
+        return int(found, 16) if found else None
 
     def read(self, address: int, name: str, size: int, offset: int) -> bool:
         line = f"load {self.place.text} {address:x} /{name} {size:x} {offset:x}"

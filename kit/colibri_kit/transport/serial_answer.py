@@ -59,18 +59,19 @@ def classify(seen: bytes) -> Answer:
     return Answer(kind, last[-120:])
 
 
-def identify(line: Line, wait: float, *, stop_autoboot: bool = True) -> Answer:
+def identify(line: Line, wait: float, *, gentle: bool = False) -> Answer:
     """Presses Return until something known answers, for at most ``wait`` seconds.
 
     Args:
-        stop_autoboot: press a key when U-Boot counts down; otherwise let it boot.
+        gentle: press only Return. Otherwise U-Boot's countdown is stopped, and a transfer or
+            a program that keeps the console from answering is cancelled.
     """
     end = time.monotonic() + wait
     pause = 0.4
     seen = line.drain(0.15, limit=1.0)
     answer = classify(seen)
     while time.monotonic() < end:
-        if stop_autoboot and _AUTOBOOT.search(seen[-200:]):
+        if not gentle and _AUTOBOOT.search(seen[-200:]):
             line.write(b" ")
         line.write(b"\r")
         fresh = line.drain(pause, limit=min(3.0, max(0.5, end - time.monotonic())))
@@ -80,11 +81,13 @@ def identify(line: Line, wait: float, *, stop_autoboot: bool = True) -> Answer:
             answer = classify(fresh)
             if answer.kind in ("uboot", "login", "password", "shell", "engine"):
                 return _certain(line, answer)
-        if not fresh.strip(b"C\x15\r\n"):
+        if not gentle and not fresh.strip(b"C\x15\r\n"):
             # Silent, or the receiver of a transfer that was cut off: cancel that, and keep
             # still longer than its time-outs (2.3 s in U-Boot), which every byte restarts.
             line.write(b"\x18" * 8 + b"\b" * 8)
             seen += line.drain(2.6, limit=3.0)
+            line.write(b"\x03")
+            seen += line.drain(0.3, limit=1.0)
         pause = min(pause * 1.5, 2.0)
     return answer
 

@@ -108,6 +108,7 @@ class Console:
         self._piece = 200
         self._fetch = _FETCH_MAX
         self.base64 = True
+        self.scratch = ""
 
     def start(self, user: str, password: Callable[[], str | None], wait: float = 20.0) -> None:
         """Logs in where that is asked for, and makes the shell ready.
@@ -165,6 +166,7 @@ class Console:
             found, seen = self.line.wait_for(re.compile(rb"\n<%s (64|16)(/\S+)>" % mark.encode()), 10)
             if found:
                 self.base64 = found.group(1) == b"64"
+                self.scratch = found.group(2).decode()
                 return
             if b"not found" in seen:
                 break
@@ -335,7 +337,7 @@ class Console:
     def set_baud(self, baud: int) -> bool:
         """Both sides to another rate; the board goes back by itself when we cannot follow."""
         old = self.line.baud
-        self._type(f"rm -f $T/k;stty {baud}&&(sleep 8;[ -e $T/k ]||stty {old})</dev/tty &")
+        self._type(f"rm -f $T/k;stty {baud};(trap '' TTOU;sleep 8;[ -e $T/k ]||stty {old})</dev/tty &")
         self.line.drain(0.3)
         try:
             self.line.set_baud(baud)
@@ -349,7 +351,8 @@ class Console:
     def stop(self) -> None:
         """Leaves the board's shell as it was found, as far as the line lets us."""
         try:
-            self._type('rm -rf "$T";dmesg -n "$P" 2>/dev/null')
+            leave = 'rm -rf "$T";dmesg -n "$P" 2>/dev/null;printf "\\n<%s ok>\\n" @'
+            self.ask(leave, "ok", timeout=5, tries=4)
             self.line.write(b"\x03")
             self.line.drain(0.1)
         except (EchoLost, UnreachableError, CommandTimeout):

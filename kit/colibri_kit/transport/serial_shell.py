@@ -65,6 +65,11 @@ class SerialTransport(TransportBase):
         return self._console.run_text(text, timeout=15).text or None
 
     @property
+    def scratch(self) -> str:
+        """The folder on the board that holds outputs and segments until :meth:`close`."""
+        return self._console.scratch
+
+    @property
     def method(self) -> str:
         """``rx -c``, ``rx``, ``rb`` or ``base64``: how the next segment travels."""
         return self._receiver or "base64"

@@ -91,6 +91,9 @@ def test_fixed_and_huge_disks_want_their_serial_number() -> None:
         (card(size=0), 0, None, "CK-FLASH-NO-MEDIUM"),
         (card(ro=True), GIB, None, "CK-FLASH-READONLY"),
         (card(), GIB, "other", "CK-FLASH-SERIAL"),
+        (card(type="lvm"), GIB, None, "CK-FLASH-PARTITION"),
+        (card(type="part"), GIB, None, "CK-FLASH-PARTITION"),
+        (card(type="rom"), GIB, None, "CK-FLASH-PARTITION"),
     ],
 )
 def test_refusals(row: dict[str, Any], need: int, serial: str | None, code: str) -> None:

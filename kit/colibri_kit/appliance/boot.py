@@ -30,7 +30,6 @@ def config_txt(platform: Platform, slot: str, *, uboot: bool) -> bytes:
         "arm_64bit=1",
         "enable_uart=1",
         "disable_splash=1",
-        "gpu_mem=16",
     ]
     if uboot:
         rows += ["kernel=u-boot.bin"]

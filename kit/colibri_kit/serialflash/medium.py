@@ -36,7 +36,7 @@ def parse_place(text: str) -> Place:
     found = _PLACE.fullmatch(text.strip())
     if not found or found.group(1) not in _IFACES:
         raise UsageError(
-            f"--to {text}: at a U-Boot prompt a place is IFACE DEV:PART, such as 'mmc 0:1', "
+            f"--place {text}: a place is IFACE DEV:PART, such as 'mmc 0:1', "
             f"or IFACE DEV@SECTOR; IFACE is one of {', '.join(_IFACES)}"
         )
     iface, device, part, sector = found.groups()
@@ -171,7 +171,7 @@ def choose(uboot: UBoot, wanted: str | None) -> Medium:
         return good[0]
     if good:
         names = ", ".join(f"'{m.place.text}' ({m.kind})" for m in good)
-        raise _cannot(f"several places could be written: {names}", hint="name one: --to 'IFACE DEV:PART'")
+        raise _cannot(f"several places could be written: {names}", hint="name one: --place 'IFACE DEV:PART'")
     raise _cannot("U-Boot sees no FAT or ext4 file system that it can write")
 
 
@@ -195,7 +195,7 @@ def _files(uboot: UBoot, place: Place, has: frozenset[str]) -> Medium | None:
 def _cannot(why: str, *, hint: str | None = None) -> PreflightError:
     return PreflightError(
         why,
-        hint=hint or "name a place: --to 'mmc 0:1' (files) or --to 'mmc 0@0x8000' (bare sectors)",
+        hint=hint or "name a place: --place 'mmc 0:1' (files) or 'mmc 0@0x8000' (bare sectors)",
         state="nothing was written",
         code="CK-UBOOT-MEDIUM",
     )

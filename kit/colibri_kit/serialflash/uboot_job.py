@@ -120,7 +120,7 @@ class UBootFlash:
             raise PreflightError(
                 f"ext4write wants a file whole in memory: {size_text(size)}, "
                 f"there is room for {size_text(room)}",
-                hint="use a FAT partition: --to 'IFACE DEV:PART'",
+                hint="use a FAT partition: --place 'IFACE DEV:PART'",
                 state="nothing was written",
                 code="CK-UBOOT-MEDIUM",
             )

@@ -236,21 +236,27 @@ short cb_conn_events(const struct cb_conn *c)
     return events;
 }
 
+/* now was taken before this turn's work: a clock that began in it has run for nothing. */
+static uint64_t passed(uint64_t since, uint64_t now)
+{
+    return now > since ? now - since : 0;
+}
+
 void cb_conn_tick(struct cb_server *s, struct cb_conn *c, uint64_t now)
 {
     uint64_t io = s->opt.io_s * SECOND, idle = s->opt.idle_s * SECOND;
-    if (c->state == CB_CONN_LINGER && now - c->t_state > LINGER_NS) {
+    if (c->state == CB_CONN_LINGER && passed(c->t_state, now) > LINGER_NS) {
         cb_conn_close(s, c);
     } else if (c->state == CB_CONN_HEAD && c->n_in == 0) {
-        if (now - c->t_state > idle || s->draining)
+        if (passed(c->t_state, now) > idle || s->draining)
             cb_conn_close(s, c);
     } else if (c->state == CB_CONN_HEAD || c->state == CB_CONN_BODY) {
-        if (now - c->t_state > io) {
+        if (passed(c->t_state, now) > io) {
             s->m.timeouts++;
             answer_refusal(s, c, 408, "the request did not come in time");
             cb_conn_progress(s, c);
         }
-    } else if (c->state == CB_CONN_ANSWER && !out_empty(c) && now - c->t_moved > io) {
+    } else if (c->state == CB_CONN_ANSWER && !out_empty(c) && passed(c->t_moved, now) > io) {
         s->m.timeouts++;
         cb_conn_close(s, c);
     }

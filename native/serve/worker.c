@@ -130,6 +130,9 @@ static int prepare(struct cb_server *s, struct cb_req *r, struct cb_err *err)
         return rc;
     if (!r->ask.have_ids) {
         got = cb_encode(s->e, r->text, r->ask.n_text, 1, 1, r->ids, s->opt.ctx + 1u, err);
+        if (got == CB_ECONTEXT)
+            return cb_fail(err, got, "the prompt is longer than the context of %u tokens",
+                           s->opt.ctx);
         if (got < 0)
             return got;
         int has_bos = got > 0 && (uint32_t)r->ids[0] == s->info.bos;

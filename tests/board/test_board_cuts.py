@@ -80,8 +80,8 @@ def test_power_cut_in_a_transfer_then_resumed(cut: dict[str, Any], large: Path, 
     assert (status["current"], status["health"]) == (cut["release"], "ok")
     assert status["partial_bytes"] >= 4 << 20
     done = good("deploy", "--board", "virt-a72", "@cut", large, "--engine", standin)
-    assert done["bytes_resumed"] >= 4 << 20
-    assert done["bytes_sent"] + done["bytes_resumed"] >= 24 << 20
+    assert done["sent"]["bytes_resumed"] >= 4 << 20
+    assert done["sent"]["bytes_sent"] + done["sent"]["bytes_resumed"] >= 24 << 20
     assert good("rollback", "@cut")["to"] == cut["release"]
 
 
@@ -103,7 +103,7 @@ def test_link_cut_in_a_transfer(cut: dict[str, Any], board_dir: Path, large: Pat
     assert rc == 7, out
     assert time.monotonic() - begin < 60
     done = good("deploy", "--board", "virt-a72", "@cut", large, "--engine", standin, "--break-lock")
-    assert done["bytes_resumed"] >= 4 << 20
+    assert done["sent"]["bytes_resumed"] >= 4 << 20
 
 
 def test_power_cuts_at_random_moments_always_leave_a_well_release(

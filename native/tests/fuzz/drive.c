@@ -33,19 +33,18 @@
 static struct cb_options opt;
 static struct cb_engine *engine;
 static struct cb_info info;
-static _Atomic unsigned long reads;
-static unsigned long eio_from, eio_every, slow_ms;
+static _Atomic unsigned long reads, eio_from, eio_every, slow_ms; /* readers look at them */
 static uint32_t fed; /* tokens so far: the ids depend on it alone */
 
 static int hook(void *ud, uint32_t shard, uint64_t offset, uint64_t n)
 {
     (void)ud, (void)shard, (void)offset, (void)n;
-    unsigned long i = ++reads;
-    if (slow_ms > 0) {
-        struct timespec t = {(time_t)(slow_ms / 1000), (long)(slow_ms % 1000) * 1000000L};
+    unsigned long i = ++reads, ms = slow_ms, every = eio_every;
+    if (ms > 0) {
+        struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000L};
         nanosleep(&t, NULL);
     }
-    return eio_every > 0 && i >= eio_from && i % eio_every == 0 ? EIO : 0;
+    return every > 0 && i >= eio_from && i % every == 0 ? EIO : 0;
 }
 
 static _Atomic unsigned stuck;
@@ -176,6 +175,7 @@ static void damage(const char *word)
 
 static int set_option(char *word)
 {
+    unsigned long from, every;
     const struct {
         const char *name;
         uint32_t *to;
@@ -207,9 +207,10 @@ static int set_option(char *word)
         opt.extra_below = strtof(word + 6, NULL);
     } else if (strncmp(word, "slow=", 5) == 0)
         slow_ms = strtoul(word + 5, NULL, 10);
-    else if (strncmp(word, "eio=", 4) == 0)
-        sscanf(word + 4, "%lu:%lu", &eio_from, &eio_every);
-    else
+    else if (sscanf(word, "eio=%lu:%lu", &from, &every) == 2) {
+        eio_from = from;
+        eio_every = every;
+    } else
         return 0;
     return 1;
 }

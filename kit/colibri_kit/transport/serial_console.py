@@ -2,18 +2,19 @@
 
 The shell at the prompt is asked once to read lines in a loop (``while read -r l; do eval
 "$l"; done``): from then on the kernel's terminal echoes exactly what is typed, without a
-line editor. A program's text goes over in quoted pieces, and runs only when its cksum on
+line editor. A program's text goes over in quoted pieces, and runs only when its sum on
 the board is the one here. Its output is kept in files there and fetched in pieces with a
 cksum each, between markers that carry the command's number. Kernel messages, lost bytes
 and repeats therefore cost time, never correctness.
 
-Needs sh, cksum, and base64 or od on the board.
+Needs sh, cksum or md5sum, and base64 or od on the board.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 import secrets
 from collections.abc import Callable
@@ -33,15 +34,22 @@ _QUIET = (
     "stty sane -echoctl -echoke",
     "stty cols 9999",
 )
+#: How the board makes ``SUM SIZE`` of its input: POSIX cksum, or md5sum's first 28 bits
+#: (Debian's busybox has no cksum).
+_SUMS = {
+    "c": "S(){ cksum;}",
+    "m": "S(){ cat >$T/z;set -- $(md5sum<$T/z);printf '%d %d' 0x${1%\"${1#???????}\"} $(wc -c<$T/z);}",
+}
+_GUARDS = {"c": "cksum", "m": "md5sum|cut -c1-32"}
 _HELPERS = r"""
-K(){ printf %s "$c"|cksum;}
+K(){ printf %s "$c"|S;}
 X(){ [ "$(K)" = "$2 $3" ]||{ printf '\n<%s !>\n' $1;return;}
 I=$1;R=-1;(eval "$c")<$4 >$T/o 2>$T/e;R=$?;H;}
-H(){ set -- $(cksum<$T/o) $(cksum<$T/e)
+H(){ set -- $(S<$T/o) $(S<$T/e)
 printf '\n<%s %d %s %s %s %s %s>\n' $I $R $1 $2 $3 $4 $((R+$1+$2+$3+$4));}
-Y(){ printf '\n<%s %s>\n' $1 "$(cksum<$2)";}
+Y(){ printf '\n<%s %s>\n' $1 "$(S<$2)";}
 F(){ dd if=$2 bs=$3 skip=$4 count=1 2>/dev/null >$T/p
-printf '\n<%s %s ' $1 "$(cksum<$T/p)";C<$T/p;printf '>\n';}
+printf '\n<%s %s ' $1 "$(S<$T/p)";C<$T/p;printf '>\n';}
 if command -v base64 >/dev/null 2>&1;then B=64;C(){ base64|tr -d '\n';}
 else B=16;C(){ od -An -v -tx1|tr -d ' \n';};fi
 for d in /tmp /run /dev/shm "$HOME";do T=$(mktemp -d $d/ck.XXXXXX 2>/dev/null)&&break;done
@@ -109,6 +117,7 @@ class Console:
         self._fetch = _FETCH_MAX
         self.base64 = True
         self.scratch = ""
+        self._sum = "c"
 
     def start(self, user: str, password: Callable[[], str | None], wait: float = 20.0) -> None:
         """Logs in where that is asked for, and makes the shell ready.
@@ -156,12 +165,17 @@ class Console:
             self.line.drain(self.line.latency + 0.05)
         self._loop()
         self._type("N=\"$(printf '\\nx')\";N=${N%x}")
+        probe = "command -v cksum >/dev/null 2>&1&&Q=c||Q=m;printf '\\n<%s %s>\\n' @ $Q"
+        self._sum = self.ask(probe, "([cm])").group(1).decode()
+        helpers = f"{_SUMS[self._sum]}\n{_HELPERS.strip()}".encode()
+        want = hashlib.md5(helpers, usedforsecurity=False).hexdigest()
+        if self._sum == "c":
+            want = f"{cksum(helpers)} {len(helpers)}"
         for _ in range(20):
-            self._text(_HELPERS.strip().encode())
+            self._text(helpers)
             self._number += 1
             mark = f"{self._nonce}{self._number}"
-            want = f"{cksum(_HELPERS.strip().encode())} {len(_HELPERS.strip())}"
-            self._type(f'[ "$(printf %s "$c"|cksum)" = "{want}" ]&&eval "$c"')
+            self._type(f'[ "$(printf %s "$c"|{_GUARDS[self._sum]})" = "{want}" ]&&eval "$c"')
             self._type(f"printf '\\n<%s %s>\\n' {mark} \"$B$T\"")
             found, seen = self.line.wait_for(re.compile(rb"\n<%s (64|16)(/\S+)>" % mark.encode()), 10)
             if found:
@@ -171,10 +185,21 @@ class Console:
             if b"not found" in seen:
                 break
         raise PreflightError(
-            f"the shell on {self.line.name} lacks cksum, mktemp or a writable /tmp",
+            f"the shell on {self.line.name} lacks cksum and md5sum, mktemp or a writable /tmp",
             state="nothing was changed",
             code="CK-SERIAL-TOOLS",
         )
+
+    def checksum(self, data: bytes) -> int:
+        """The sum that the board's helper makes of these bytes."""
+        if self._sum == "c":
+            return cksum(data)
+        return int(hashlib.md5(data, usedforsecurity=False).hexdigest()[:7], 16)
+
+    @property
+    def empty(self) -> str:
+        """``SUM SIZE`` of an empty file."""
+        return f"{self.checksum(b'')} 0"
 
     def _loop(self) -> None:
         """Makes the shell read lines plainly."""
@@ -258,7 +283,7 @@ class Console:
         import time
 
         data = text.encode("utf-8", "surrogateescape")
-        want = f"{cksum(data)} {len(data)}"
+        want = f"{self.checksum(data)} {len(data)}"
         end = time.monotonic() + timeout + 5
         for _ in range(20):
             self._text(data)
@@ -301,7 +326,7 @@ class Console:
         """A file's bytes, in pieces that are each compared by cksum, and as a whole."""
         for _ in range(4):
             data = self._fetched(path, size)
-            if cksum(data) == want:
+            if self.checksum(data) == want:
                 return data
         raise CommandTimeout(f"{self.line.name}: a program's output does not come over whole")
 
@@ -332,7 +357,11 @@ class Console:
             piece = base64.b64decode(text, validate=True) if self.base64 else bytes.fromhex(text.decode())
         except (binascii.Error, ValueError):
             return None
-        return piece if (cksum(piece), len(piece)) == (int(found.group(1)), int(found.group(2))) else None
+        return (
+            piece
+            if (self.checksum(piece), len(piece)) == (int(found.group(1)), int(found.group(2)))
+            else None
+        )
 
     def set_baud(self, baud: int) -> bool:
         """Both sides to another rate; the board goes back by itself when we cannot follow."""
@@ -341,7 +370,7 @@ class Console:
         self.line.drain(0.3)
         try:
             self.line.set_baud(baud)
-            self.ask(":>$T/k;Y @ $T/k", "4294967295 0", timeout=2, tries=2)
+            self.ask(":>$T/k;Y @ $T/k", self.empty, timeout=2, tries=2)
         except Exception:
             self.line.set_baud(old)
             self.line.drain(9, limit=12)

@@ -18,7 +18,7 @@ from colibri_kit.transport.base import (
     is_no_space,
     sh_join,
 )
-from colibri_kit.transport.serial_console import Console, cksum, quote
+from colibri_kit.transport.serial_console import Console, quote
 from colibri_kit.transport.serial_modem import ModemError, Sender
 
 #: Bytes of a file that are sent, compared and appended together; what a cut can cost.
@@ -175,7 +175,7 @@ class SerialTransport(TransportBase):
 
     def _same(self, data: bytes, path: str) -> bool:
         found = self._console.ask(f"Y @ {path}", r"(\d+) (\d+)")
-        return (int(found.group(1)), int(found.group(2))) == (cksum(data), len(data))
+        return (int(found.group(1)), int(found.group(2))) == (self._console.checksum(data), len(data))
 
     def _by_modem(self, receiver: str, data: bytes, path: str) -> bool:
         """One file by XMODEM or YMODEM; XMODEM's padding is cut off there. False: it failed."""
@@ -195,7 +195,11 @@ class SerialTransport(TransportBase):
             return False
         console.line.drain(0.1)
         try:
-            console.ask(f"head -c {len(data)} $T/x>{path};Y @ {path}", f"{cksum(data)} {len(data)}", tries=4)
+            console.ask(
+                f"head -c {len(data)} $T/x>{path};Y @ {path}",
+                f"{console.checksum(data)} {len(data)}",
+                tries=4,
+            )
         except CommandTimeout:
             return False
         if stats.repeats > 4 + len(data) // 2048:
@@ -206,7 +210,7 @@ class SerialTransport(TransportBase):
     def _by_text(self, data: bytes, path: str) -> None:
         """Typed as base64, or as octal escapes where the board has no base64."""
         console = self._console
-        console.ask(f"b=;:>{path};Y @ {path}", "4294967295 0")
+        console.ask(f"b=;:>{path};Y @ {path}", console.empty)
         if console.base64:
             console.append("b", base64.b64encode(data))
             console.ask(f'printf %s "$b"|base64 -d>{path};Y @ {path}', r"\d+ \d+")

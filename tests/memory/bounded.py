@@ -27,7 +27,7 @@ from tests.memory import make_olmoe
 from tests.memory.models import convert, ids
 
 #: besides the budget: code, kernel memory, a few pages of files
-ROOM = 64 << 20
+ROOM = 48 << 20
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def command(
     engine: Path | str, model: Path | str, tokens: Path | str, out: Path | str, ctx: int
 ) -> list[str]:
     """One token at a time."""
-    return [str(engine), "logits", "--model", str(model), "--tokens", str(tokens), "--out", str(out),
+    return [str(engine), "logits", "--model", str(model), "--tokens", str(tokens), "--output", str(out),
             "--batch", "1", "--ctx", str(ctx)]  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def check(model: Path, budget: int, n: int, work: Path, *, in_vm: bool = False) 
     else:
         argv = [*command(engine, model, tokens, work / "b.npy", ctx), "--budget", f"{budget >> 20}MiB"]
         bounded = run(argv, work / "b.npy", budget + ROOM)
-    assert size > 1.5 * (budget + ROOM), "the model fits: nothing is shown"
+    assert size > 1.2 * (budget + ROOM), "the model fits: nothing is shown"
     assert bounded.sha256 == resident.sha256, "other bits than the resident run"
     assert len(bounded.samples) > 5
     assert max(bounded.samples) <= budget, f"{max(bounded.samples)} bytes were held, {budget} promised"

@@ -32,6 +32,7 @@ int main(int argc, char **argv)
     struct llama_model_params mp = llama_model_default_params();
     mp.n_gpu_layers = 0;
     mp.load_mode = LLAMA_LOAD_MODE_MMAP;
+    mp.use_extra_bufts = false; /* repacked copies are not mapped: the limit would kill it */
     double start = now();
     struct llama_model *model = llama_model_load_from_file(argv[1], mp);
     if (model == NULL)

@@ -17,6 +17,7 @@
 #define SECOND UINT64_C(1000000000)
 #define BACKLOG 64
 #define TICK_MS 200
+#define SOCKET_BYTES (64 * 1024) /* of the kernel's, one way: a slow reader costs no more */
 
 /* ---- new connections ---------------------------------------------------- */
 
@@ -49,7 +50,7 @@ static void turn_away(struct cb_server *s, int fd)
 static void take_connections(struct cb_server *s, int which)
 {
     for (int n = 0; n < BACKLOG; n++) {
-        int on = 1, fd = accept4(s->listen_fd[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int on = 1, bytes = SOCKET_BYTES, fd = accept4(s->listen_fd[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0)
             return;
         struct cb_conn *c = find_place(s);
@@ -57,6 +58,7 @@ static void take_connections(struct cb_server *s, int which)
             turn_away(s, fd);
             continue;
         }
+        (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
         if (which == 0)
             (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         cb_conn_open(s, c, fd, which == 1);

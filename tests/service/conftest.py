@@ -10,9 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
-from tiny_model import tiny_model  # noqa: E402
+from tiny_model import tiny_model
 
-from tests.service.rig import Service, with_chat  # noqa: E402
+from tests.service.rig import Service, with_chat
 
 
 @pytest.fixture(scope="session")

@@ -213,5 +213,8 @@ def frozen(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        try:
             _ptrace(_DETACH, tid)
+        except OSError:  # dead: its process is not gone before we have taken note
+            with contextlib.suppress(OSError):
+                os.waitpid(tid, 0x40000000)

@@ -93,9 +93,7 @@ def test_async_together_is_as_one_by_one(service: Service) -> None:
         return got.choices[0].text
 
     async def all_of_them(together: bool) -> list[str]:
-        async with openai.AsyncOpenAI(
-            base_url=service.url + "/v1", api_key="x", max_retries=0
-        ) as client:
+        async with openai.AsyncOpenAI(base_url=service.url + "/v1", api_key="x", max_retries=0) as client:
             if together:
                 return list(await asyncio.gather(*(ask(client, i) for i in range(10))))
             return [await ask(client, i) for i in range(10)]
@@ -136,7 +134,13 @@ def find_border(service: Service) -> tuple[int, str, str]:
 def test_a_stop_string_across_token_borders(service: Service, client: openai.OpenAI, stream: bool) -> None:
     seed, text, stop = find_border(service)
     cut = text.index(stop)
-    ask = {"model": "colibri", "prompt": PROMPT, "max_tokens": 60, "seed": seed, "stop": ["never there", stop]}
+    ask = {
+        "model": "colibri",
+        "prompt": PROMPT,
+        "max_tokens": 60,
+        "seed": seed,
+        "stop": ["never there", stop],
+    }
     if stream:
         parts = list(client.completions.create(stream=True, **ask))
         got, reason = "".join(p.choices[0].text for p in parts), parts[-1].choices[0].finish_reason
@@ -161,15 +165,19 @@ def log_softmax(model: Path, ids: list[int], tmp_path: Path) -> np.ndarray:
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
 
-def test_logprobs_are_the_models(service: Service, client: openai.OpenAI, model: Path, tmp_path: Path) -> None:
+def test_logprobs_are_the_models(
+    service: Service, client: openai.OpenAI, model: Path, tmp_path: Path
+) -> None:
     ids = [5, 17, 300, 44, 9]
     greedy: list[int] = []
     for _ in range(4):
         greedy.append(int(log_softmax(model, ids + greedy, tmp_path)[-1].argmax()))
     rows = log_softmax(model, ids + greedy, tmp_path)[len(ids) - 1 : -1]
-    got = client.completions.create(
-        model="colibri", prompt=ids, max_tokens=4, temperature=0, logprobs=5
-    ).choices[0].logprobs
+    got = (
+        client.completions.create(model="colibri", prompt=ids, max_tokens=4, temperature=0, logprobs=5)
+        .choices[0]
+        .logprobs
+    )
     assert got is not None and got.token_logprobs is not None and got.top_logprobs is not None
     want = [rows[i][t] for i, t in enumerate(greedy)]
     assert np.allclose(got.token_logprobs, want, atol=2e-6)
@@ -270,7 +278,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("field", "more"), REFUSED)
 def test_what_is_not_supported_is_refused_by_name(service: Service, field: str, more: dict) -> None:
-    status, doc = service.post("/v1/completions", {"model": "colibri", "prompt": "x", "max_tokens": 2, **more})
+    status, doc = service.post(
+        "/v1/completions", {"model": "colibri", "prompt": "x", "max_tokens": 2, **more}
+    )
     assert status == 400
     error = doc["error"]
     assert error["type"] == "invalid_request_error"
@@ -286,7 +296,10 @@ CHAT_REFUSED = [
     ("messages.role", {"messages": [{"content": "x"}]}),
     ("messages.content", {"messages": [{"role": "user"}]}),
     ("messages.content", {"messages": [{"role": "user", "content": 5}]}),
-    ("messages.content", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    (
+        "messages.content",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+    ),
     ("messages", {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}),
     ("tools", {"tools": [{"type": "function"}]}),
     ("tool_choice", {"tool_choice": "auto"}),

@@ -24,6 +24,8 @@ from tests.memory import make_olmoe, proc
 SLACK = 256 << 10
 _WARM = 12  # rounds before the state counts
 _KEPT = 16  # answers to compare with
+_UNCOUNTED = 2 * _KEPT + _WARM  # until every answer was kept once
+_LEAST = _UNCOUNTED + 30  # rounds, however short the time
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def _prompts(seed: int, n_vocab: int) -> Iterator[tuple[list[int], dict[str, Any
 
 
 def soak(models: tuple[Path, Path], seconds: float, *, seed: int = 1, **settings: Any) -> Outcome:
-    """Runs until ``seconds`` are over, at least 40 rounds, changing the release every third round."""
+    """Runs until ``seconds`` are over, at least 74 rounds, changing the release every third round."""
     problems: list[str] = []
     kept: dict[tuple[int, int], tuple[list[int], dict[str, Any], list[int]]] = {}
     anon: list[int] = []
@@ -66,7 +68,7 @@ def soak(models: tuple[Path, Path], seconds: float, *, seed: int = 1, **settings
     with Engine(models[0], hot_swap=True, ctx=128, **settings) as engine:
         prompts = _prompts(seed, engine.info()["n_vocab"])
         last = proc.state()
-        while rounds < 40 or time.monotonic() - start < seconds:
+        while rounds < _LEAST or time.monotonic() - start < seconds:
             if rounds % 3 == 2:
                 engine.swap(models[engine.counters()["swaps"] % 2 ^ 1])
             release = engine.counters()["swaps"] % 2
@@ -79,7 +81,7 @@ def soak(models: tuple[Path, Path], seconds: float, *, seed: int = 1, **settings
                 problems.append(f"round {rounds}: release {release} answered otherwise than before")
             kept.setdefault((release, rounds % _KEPT), (prompt, how, got))
             rounds += 1
-            if rounds <= 2 * _KEPT + _WARM:
+            if rounds <= _UNCOUNTED:
                 first = last = proc.state()
                 continue
             last = proc.state()

@@ -183,6 +183,18 @@ def parse(answer: bytes) -> tuple[int, bytes]:
     return status, body
 
 
+def read_answer(s: socket.socket) -> tuple[int, bytes]:
+    """One answer with Content-Length of a kept connection."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += s.recv(1)
+    n = int(next(x for x in head.split(b"\r\n") if x.startswith(b"Content-Length:")).split(b":")[1])
+    body = b""
+    while len(body) < n:
+        body += s.recv(n - len(body))
+    return int(head.split()[1]), body
+
+
 # ---- an engine's thread that makes no progress -------------------------------
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17

@@ -25,14 +25,19 @@ FOLDER_FEATURES = {
 }
 MACROS = {"sse41": "CB_HAVE_SSE41", "avx2": "CB_HAVE_AVX2", "neon": "CB_HAVE_NEON"}
 
+#: Folders that wait for people, disks and links: small counts there, not speed.
+SMALL = ("cli/", "serve/", "offload/", "quant/", "tests/checkkern/", "kernels/scalar/")
+
 BASE_FLAGS = (
     "-std=c11",
-    "-O3",
     "-g",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-ffunction-sections",
     "-fdata-sections",
+    # C needs no unwinding at run time; debuggers read .debug_frame instead.
+    "-fno-unwind-tables",
+    "-fno-asynchronous-unwind-tables",
 )
 
 
@@ -114,6 +119,7 @@ def plan_units(
             "-target",
             target,
             f"-mcpu={mcpu}{FOLDER_FEATURES.get(folder, '')}",
+            "-Os" if source.startswith(SMALL) else "-O3",
             *BASE_FLAGS,
             *(("-mno-outline-atomics",) if target.startswith("aarch64") else ()),
             *macros,

@@ -21,6 +21,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "openssh-client": ("ssh-keygen",),
     "dropbear-bin": ("/usr/sbin/dropbear", "dropbear"),
     "busybox-static": ("busybox",),
+    "curl": ("curl",),
     "qemu-user": ("qemu-aarch64",),
     "qemu-user-static": ("qemu-aarch64-static",),
     "gcc-aarch64-linux-gnu": ("aarch64-linux-gnu-gcc",),

@@ -1,6 +1,7 @@
 # Thin calls only: the logic is in the kit (colibri-kit VERB) and in pytest.
 #   make demo                from a GGUF to a measured engine on this machine
-#   make test [ARGS="-k x"]  all tests; installs what they need when run as root
+#   make test [ARGS="-k x"]  the tests, one emulated board among them; installs what they need when run as root
+#   make test-boards         everything on emulated boards: images, U-Boot, consoles, cut power (about 20 minutes)
 #   make engine BOARD=rpi4   the engine for a board, in build/
 #   make lint                ruff, mypy
 #   make check               lint and test
@@ -20,7 +21,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 SCALE   ?= full
 MINUTES ?= 60
 
-.PHONY: help setup venv engine demo test lint check bench bench-cache soak format clean system
+.PHONY: help setup venv engine demo test test-boards lint check bench bench-cache soak format clean system
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -54,8 +55,14 @@ demo: venv
 system:
 	$(PYTHON) tests/system_packages.py
 
+# All folders but tests/board, and of that one board from start to rollback.
+TESTS ?= $(filter-out tests/board tests/data tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
+         tests/board/test_board_parts.py tests/board/test_board_virtual.py
 test: setup system
-	python -m pytest $(ARGS)
+	python -m pytest $(TESTS) $(ARGS)
+
+test-boards: setup system
+	python -m pytest tests/board $(ARGS)
 
 lint: setup
 	ruff check kit tests setup.py

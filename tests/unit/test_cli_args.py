@@ -73,11 +73,11 @@ def test_help_names_every_verb_and_option() -> None:
     text = ok("--help").stdout.decode()
     verbs = re.findall(r"^  (\w+) ", text, re.MULTILINE)
     assert sorted(verbs) == sorted(
-        ["run", "check", "plan", "logits", "tokenize", "selftest", "bench", "probe", "version"]
+        ["run", "check", "plan", "logits", "tokenize", "selftest", "bench", "probe", "version", "serve"]
     )
     for verb in verbs:
         text = ok(verb, "--help").stdout.decode()
-        assert "--json" in text
+        assert ("--json" if verb != "serve" else "--log") in text
         assert "Exit status" in text
     for option in ("--prompt-file", "--min-p", "--no-strict-utf8", "--over-budget", "--trace"):
         assert option in ok("run", "--help").stdout.decode()

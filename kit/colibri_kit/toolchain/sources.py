@@ -25,8 +25,10 @@ FOLDER_FEATURES = {
 }
 MACROS = {"sse41": "CB_HAVE_SSE41", "avx2": "CB_HAVE_AVX2", "neon": "CB_HAVE_NEON"}
 
-#: Folders that wait for people, disks and links: small counts there, not speed.
-SMALL = ("cli/", "serve/", "offload/", "quant/", "tests/checkkern/", "kernels/scalar/")
+#: Where tokens' time goes: -O3. The rest waits for people, disks and links, and small counts more.
+FAST = ("kernels/neon/", "kernels/avx2/", "kernels/sse41/", "kernels/math.c", "kernels/dequant.c",
+        "kernels/crc32c.c", "model/attention.c", "model/forward.c", "model/kv.c", "core/sample.c",
+        "text/bpe.c", "text/pretok.c")  # fmt: skip
 
 BASE_FLAGS = (
     "-std=c11",
@@ -119,7 +121,7 @@ def plan_units(
             "-target",
             target,
             f"-mcpu={mcpu}{FOLDER_FEATURES.get(folder, '')}",
-            "-Os" if source.startswith(SMALL) else "-O3",
+            "-O3" if source.startswith(FAST) else "-Os",
             *BASE_FLAGS,
             *(("-mno-outline-atomics",) if target.startswith("aarch64") else ()),
             *macros,

@@ -206,7 +206,7 @@ def test_board_of_another_architecture(
 
 
 def test_model_larger_than_the_budget(sshd: Server, deploy: Deploy, prefix: Path) -> None:
-    ran = deploy(sshd, "--budget", "1MiB", "--json")
+    ran = deploy(sshd, "--budget", "1MiB", "--weights", "preload", "--json")
     assert (ran.rc, ran.json["error"]["code"]) == (6, "CK-PREFLIGHT-BUDGET")
     # weights: dense and three shards with their 64-byte headers; 2 layers · 1 head · 8 · K, V · F16 · 128
     weights = 200_064 + 3 * (MIB + 64)

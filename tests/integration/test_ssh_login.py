@@ -256,7 +256,7 @@ def test_nothing_of_paramiko_reaches_the_terminal(sshd: Server) -> None:
     ]
 
 
-@pytest.mark.parametrize("target", ["a b", "-oProxyCommand=x", "x@", "@h", "h:0", "h:99999", "h;id", "u@-h"])
+@pytest.mark.parametrize("target", ["a b", "-oProxyCommand=x", "x@", "h:0", "h:99999", "h;id", "u@-h"])
 def test_targets_that_are_none(target: str) -> None:
     assert kit("status", "--", target).rc == 2
 

@@ -336,7 +336,7 @@ def test_memory_is_fixed(model: Path) -> None:
             else:
                 s.complete("word " * (i % 40 + 1), max_tokens=i % 7 + 1, seed=i, logprobs=i % 6)
         assert s.rss_anon() == before
-        until(lambda: open_files(s.pid) == fds)
+        until(lambda: open_files(s.pid) <= fds)
         ready = s.log("ready")[0]
         assert ready["server_bytes"] == s.metrics()['memory_bytes{line="server"}']
 

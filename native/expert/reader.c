@@ -51,11 +51,20 @@ static int protect(const struct cb_store *s, const struct cb_slot *c, enum cb_os
     return cb_fail(err, CB_EIO, "the access to its slot could not be changed (vm.max_map_count?)");
 }
 
+/* busy: the most readers that were at work meanwhile, this one included. */
+static void note_time(struct cb_store *s, uint32_t busy, uint64_t ns)
+{
+    double *mean = &s->read_ns[busy < CB_READERS_MAX ? busy : CB_READERS_MAX];
+    *mean = *mean > 0.0 ? *mean + ((double)ns - *mean) / 8.0 : (double)ns;
+}
+
 static void load(struct cb_store *s, uint32_t slot)
 {
     struct cb_slot *c = &s->slot[slot];
     struct cb_record *r = &s->record[c->record];
     struct cb_err err = {0, ""};
+    uint64_t start = cb_os_now_ns();
+    uint32_t busy = s->busy;
     pthread_mutex_unlock(&s->mutex);
     int retried = 0, rc = protect(s, c, CB_OS_WRITE, &err);
     if (rc == 0 && (rc = fill(s, r, c->data, &err)) != 0) {
@@ -66,6 +75,7 @@ static void load(struct cb_store *s, uint32_t slot)
         rc = protect(s, c, CB_OS_READ, &err);
     cb_os_drop_cache(&s->file[r->shard], r->offset, r->size);
     pthread_mutex_lock(&s->mutex);
+    note_time(s, busy > s->busy ? busy : s->busy, cb_os_now_ns() - start);
     s->counters->bytes_read += r->size * (1u + (uint32_t)retried);
     s->counters->retries += (uint32_t)retried;
     c->state = rc == 0 ? CB_SLOT_READY : CB_SLOT_FAILED;

@@ -256,12 +256,15 @@ static void describe(struct cb_offload *o, const struct cb_chunk *c, uint32_t n,
     l->frame = 3 * CB_FRAME_EXTRA + CB_EXEC_HEAD + CB_RESULT_HEAD + 8;
 }
 
-/* How many of o->order go; *expect gets how long the link should take, ns. */
-static uint32_t how_many(struct cb_offload *o, const struct cb_chunk *c, uint32_t n, double *expect)
+/* How many of o->order go. *expect gets how long the link should take, *alone how
+ * long the layer would take without it, ns. */
+static uint32_t how_many(struct cb_offload *o, const struct cb_chunk *c, uint32_t n, double *expect,
+                         double *alone)
 {
     struct cb_sched_layer l;
     describe(o, c, n, &l);
     cb_sched_order(&l, o->order);
+    *alone = cb_sched_time(&o->sched, &l, o->order, 0, expect);
     if (o->forced < 0)
         return cb_sched_split(&o->sched, &l, o->order, expect);
     o->share_left += n * (uint32_t)o->forced;
@@ -420,13 +423,16 @@ static void send_trial(struct cb_offload *o, const struct cb_chunk *c)
     o->job.trial = 1;
 }
 
-static uint64_t deadline_after(const struct cb_offload *o, double expect)
+/* Giving up costs what the layer takes alone: to wait as long again is never more
+ * than twice too long. */
+static uint64_t deadline_after(const struct cb_offload *o, double expect, double alone)
 {
     if (o->job.trial)
         return TRIAL_DEADLINE;
     if (o->deadline_ns != 0)
         return o->deadline_ns;
-    uint64_t ns = (uint64_t)(4.0 * expect) + 20 * MS;
+    uint64_t ns = (uint64_t)(4.0 * expect) + 20 * MS, wait = (uint64_t)(expect + alone);
+    ns = ns > wait ? ns : wait;
     uint64_t most = (uint64_t)(1.5 * expect) + DEADLINE_MOST;
     return ns < DEADLINE_LEAST ? DEADLINE_LEAST : ns > most ? most : ns;
 }
@@ -442,7 +448,7 @@ static uint32_t count(const uint8_t *flag, uint32_t n)
 uint32_t cb_offload_send(struct cb_offload *o, const struct cb_chunk *c, uint32_t n,
                          uint8_t *remote)
 {
-    double expect = 0.0;
+    double expect = 0.0, alone = 0.0;
     uint32_t k = 0;
     memset(remote, 0, n);
     pthread_mutex_lock(&o->mutex);
@@ -452,7 +458,7 @@ uint32_t cb_offload_send(struct cb_offload *o, const struct cb_chunk *c, uint32_
     if (trial)
         send_trial(o, c);
     else if (ready && !o->paused)
-        k = how_many(o, c, n, &expect);
+        k = how_many(o, c, n, &expect, &alone);
     for (uint32_t i = 0; i < k; i++)
         remote[o->order[i]] = 1;
     if (k > 0)
@@ -462,7 +468,7 @@ uint32_t cb_offload_send(struct cb_offload *o, const struct cb_chunk *c, uint32_
         o->job.left = o->job.n_row;
         o->job.n_item = count(remote, n);
         o->job.sent_ns = cb_os_now_ns();
-        o->job.deadline_ns = o->job.sent_ns + deadline_after(o, expect);
+        o->job.deadline_ns = o->job.sent_ns + deadline_after(o, expect, alone);
         cb_off_flush(o);
         if (o->tx_at < o->tx_end)
             cb_wake_up(o->wake); /* to wait for room */

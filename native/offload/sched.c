@@ -14,7 +14,13 @@ static uint32_t bin_of(uint32_t rows)
 
 void cb_average(double *to, double value)
 {
-    *to = *to > 0.0 ? *to + (value - *to) / 8.0 : value;
+    if (*to <= 0.0) {
+        *to = value;
+        return;
+    }
+    /* One hiccup of the machine must not pass for a slow link. */
+    double lo = *to / 2.0, hi = *to * 2.0;
+    *to += ((value < lo ? lo : value > hi ? hi : value) - *to) / 8.0;
 }
 
 void cb_cost_note(double cost[CB_COST_BINS], uint32_t rows, double ns)
@@ -50,14 +56,16 @@ void cb_sched_order(const struct cb_sched_layer *l, uint32_t *order)
     }
 }
 
+/* A level that was never seen: as if the medium's rate were the limit, so that
+ * each of n readers takes n times as long as one alone. */
 static double read_ns(const struct cb_sched_layer *l, uint32_t level)
 {
-    for (uint32_t away = 0; away < CB_READ_LEVELS; away++) {
-        if (level >= away + 1 && l->read[level - away] > 0.0)
-            return l->read[level - away];
-        if (level + away < CB_READ_LEVELS && l->read[level + away] > 0.0)
-            return l->read[level + away];
-    }
+    for (uint32_t away = 0; away < CB_READ_LEVELS; away++)
+        for (int up = 0; up < 2; up++) {
+            uint32_t known = up ? level + away : level - away;
+            if (known >= 1 && known < CB_READ_LEVELS && l->read[known] > 0.0)
+                return l->read[known] * level / known;
+        }
     return 0.0;
 }
 

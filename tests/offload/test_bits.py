@@ -64,9 +64,7 @@ def test_unix_socket(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pty(
-    family: str, convert: Callable[..., Path], module: Any, ptys: PtyPair, tmp_path: Path
-) -> None:
+def test_pty(family: str, convert: Callable[..., Path], module: Any, ptys: PtyPair, tmp_path: Path) -> None:
     """Serial devices on both sides, in raw mode: no byte is changed or swallowed on the way."""
     model = convert(reference(family, "q4_k_m").gguf)
     there = module(model, "--device", ptys.names[1])

@@ -5,6 +5,8 @@
 #   make lint                ruff, mypy
 #   make check               lint and test
 #   make bench               memory bandwidth and kernels of this machine, as CSV
+#   make bench-cache LLAMA=DIR  tokens a second against memory, next to llama.cpp's mmap
+#   make soak MINUTES=60     random prompts and hot swaps; memory, files, threads constant
 #   make format              ruff and clang-format, in place
 #   make clean               removes what was built here, not the caches
 PYTHON ?= python3
@@ -15,7 +17,10 @@ BIN     = $(VENV)/bin
 
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup venv engine demo test lint check bench format clean system
+SCALE   ?= full
+MINUTES ?= 60
+
+.PHONY: help setup venv engine demo test lint check bench bench-cache soak format clean system
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,6 +66,17 @@ check: lint test
 
 bench: engine
 	build/colibri-$(BOARD) bench $(ARGS)
+
+# LLAMA is a llama.cpp tree with a shared build in build/bin (docs/streaming.md).
+bench-cache: setup
+	@test -n "$(LLAMA)" || { echo "make bench-cache LLAMA=DIR: see docs/streaming.md"; exit 2; }
+	@mkdir -p build/bench
+	test -f build/bench/$(SCALE).gguf || python -m tests.memory.make_olmoe build/bench/$(SCALE).gguf --scale $(SCALE)
+	test -d build/bench/$(SCALE).coli || colibri-kit convert build/bench/$(SCALE).gguf -o build/bench/$(SCALE).coli
+	python -m colibri_kit.bench build/bench/$(SCALE).coli build/bench/$(SCALE).gguf --llama $(LLAMA) $(ARGS)
+
+soak: setup
+	python -m tests.memory.soak --minutes $(MINUTES)
 
 format: setup
 	ruff check --fix kit tests setup.py

@@ -24,6 +24,11 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "qemu-user": ("qemu-aarch64",),
     "qemu-user-static": ("qemu-aarch64-static",),
     "gcc-aarch64-linux-gnu": ("aarch64-linux-gnu-gcc",),
+    "mtools": ("mcopy",),
+    "dosfstools": ("/usr/sbin/mkfs.vfat",),
+    "fdisk": ("/usr/sbin/sfdisk", "/sbin/sfdisk"),
+    "e2fsprogs": ("/usr/sbin/debugfs", "/sbin/debugfs"),
+    "zstd": ("zstd",),
     "libc6-dev-arm64-cross": ("/usr/aarch64-linux-gnu/include/stdio.h",),
 }
 

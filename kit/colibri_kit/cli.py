@@ -25,6 +25,8 @@ VERBS: dict[str, str] = {
     "convert": "Turn a GGUF into a checked .coli model.",
     "demo": "Take a small model from GGUF to a measured engine on this machine.",
     "deploy": "Put engine and weights on a board, start them, check them.",
+    "detect": "Show media, serial ports and boards within reach.",
+    "doctor": "Check this machine, or a board, and name a remedy for each fault.",
     "flash": "Write a card, an image, or a board over its serial line.",
     "inspect": "Show what a GGUF or .coli model holds.",
     "logits": "Run token ids through a model and save the logits.",

@@ -111,6 +111,7 @@ static int answer(struct run *r, struct cb_gen_result *g, struct cb_err *err)
                                   r->stop.n, on_text, r, r->experts.f ? &r->experts.see : NULL, g,
                                   err);
     cli_counters_since(r->e, &before, &c);
+    c.unhealthy -= r->unhealthy_gone;
     if (rc < 0) {
         if (!r->args.json && r->n_shown > 0)
             putchar('\n');
@@ -132,15 +133,20 @@ static int answer(struct run *r, struct cb_gen_result *g, struct cb_err *err)
 static void swap_if_wanted(struct run *r)
 {
     struct cb_err err = {0, ""};
+    struct cb_counters before, after;
     if (!sys_reload_wanted())
         return;
+    cb_engine_counters(r->e, &before);
     uint64_t start = cb_os_now_ns();
     int rc = cb_swap(r->e, r->model.opt.model_dir, &err);
     cb_engine_info(r->e, &r->info);
+    cb_engine_counters(r->e, &after);
     if (rc < 0) {
+        r->unhealthy_gone += after.unhealthy - before.unhealthy;
         fprintf(stderr, "swap refused: %s (old model stays)\n", err.msg);
     } else {
         memcpy(r->golden, r->info.golden, sizeof r->golden);
+        r->unhealthy_gone = after.unhealthy;
         fprintf(stderr, "swapped to %s, model id %s, golden ok %.12s… (%.2f s)\n", r->info.name,
                 r->info.model_id, r->golden, (double)(cb_os_now_ns() - start) / 1e9);
     }

@@ -20,6 +20,7 @@ struct run {
     struct cb_info info;
     char golden[65];
     uint64_t ns_load, ns_golden;
+    uint64_t unhealthy_gone; /* counted in releases that are not in use (any more) */
     struct exptrace experts;
 
     /* The prompt at work. With --prompts the buffers are made once, for the longest. */

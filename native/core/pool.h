@@ -13,7 +13,14 @@
 #include "colibri.h"
 
 #define CB_POOL_MAX 64u
-#define CB_POOL_STACK (512u * 1024u) /* bytes a worker, touched at start */
+/* Bytes a worker, touched at start; bytes a reader or the watchdog. A sanitizer's
+ * thread data lies there too and needs more. */
+#ifndef CB_POOL_STACK
+#define CB_POOL_STACK (512u * 1024u)
+#endif
+#ifndef CB_SMALL_STACK
+#define CB_SMALL_STACK (128u * 1024u)
+#endif
 
 typedef void cb_pool_fn(void *arg, uint32_t thread, uint32_t n_threads);
 

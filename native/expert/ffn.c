@@ -18,6 +18,7 @@
 #define NO_EXPERT UINT32_MAX
 
 struct ffn_job {
+    struct cb_chunk *c;
     struct cb_engine *e;
     uint32_t n_seg, n_row;
     uint32_t mid_wants;
@@ -106,16 +107,20 @@ static void mid_prepare_part(void *arg, uint32_t thread, uint32_t n_threads)
     for (uint32_t s = 0; s < job->n_seg; at += w->seg[s++].n) {
         const struct cb_segment *seg = &w->seg[s];
         uint64_t a = at > lo ? at : lo, b = at + seg->n < hi ? at + seg->n : hi;
-        if (a < b)
-            cb_acts_prepare(&w->mid, &job->e->kern, job->mid_wants, w->gate, w->ff,
-                            seg->ffn.down.cols, seg->first + (a - at), seg->first + (b - at));
+        if (a >= b || atomic_load(&seg->failed))
+            continue;
+        uint64_t bad = cb_acts_prepare(&w->mid, &job->e->kern, job->mid_wants, w->gate, w->ff,
+                                       seg->ffn.down.cols, seg->first + (a - at),
+                                       seg->first + (b - at));
+        if (bad != 0)
+            job->c->bad = w->row_token[bad - 1] + 1;
     }
 }
 
 static void run_segments(struct cb_chunk *c, uint32_t n_seg)
 {
     struct cb_engine *e = c->e;
-    struct ffn_job job = {e, n_seg, 0, e->rel->layer[c->il].mid_wants};
+    struct ffn_job job = {c, e, n_seg, 0, e->rel->layer[c->il].mid_wants};
     for (uint32_t s = 0; s < n_seg; s++)
         job.n_row += e->w.seg[s].n;
     cb_pool_run(&e->pool, gate_up_part, &job);

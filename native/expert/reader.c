@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/pool.h"
 #include "expert/store.h"
 
 #define PIECE (1u << 20)
@@ -139,7 +140,7 @@ int cb_readers_start(struct cb_store *s, uint32_t n, struct cb_err *err)
 {
     pthread_attr_t attr;
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 128u * 1024u);
+    pthread_attr_setstacksize(&attr, CB_SMALL_STACK);
     for (s->n_reader = 0; s->n_reader < n; s->n_reader++)
         if (pthread_create(&s->reader[s->n_reader], &attr, reader, s) != 0)
             break;

@@ -365,8 +365,9 @@ void cb_store_mark_bad(struct cb_store *s, uint32_t layer, uint32_t expert, cons
 /* cb_store_bad; the mutex is held. */
 static int bad(const struct cb_store *s, uint32_t layer, uint32_t expert, struct cb_err *err)
 {
-    char which[64];
-    snprintf(which, sizeof which, "layer %u, expert %u is", layer + s->first_layer, expert);
+    char which[80];
+    snprintf(which, sizeof which, "experts-%04u.coli: layer %u, expert %u is",
+             cb_store_record(s, layer, expert)->shard, layer + s->first_layer, expert);
     if (strstr(s->err.msg, which) != NULL)
         return cb_fail(err, CB_EEXPERT, "%.250s", s->err.msg);
     return cb_fail(err, CB_EEXPERT, "%s unhealthy (found earlier)", which);

@@ -94,8 +94,10 @@ static void att_prepare_rows(void *arg, uint32_t thread, uint32_t n_threads)
     uint32_t nq = e->rel->m.n_head * e->rel->m.head_dim;
     uint64_t lo, hi;
     cb_share(c->n, thread, n_threads, &lo, &hi);
-    cb_acts_prepare(&e->w.in, &e->kern, cb_mat_wants(&e->rel->layer[c->il].o), e->w.att,
-                    cb_pad_group(nq), nq, lo, hi);
+    uint64_t bad = cb_acts_prepare(&e->w.in, &e->kern, cb_mat_wants(&e->rel->layer[c->il].o),
+                                   e->w.att, cb_pad_group(nq), nq, lo, hi);
+    if (bad != 0)
+        c->bad = (uint32_t)bad;
 }
 
 void cb_attention(struct cb_chunk *c)

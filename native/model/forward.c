@@ -82,12 +82,15 @@ static void embed_rows(struct cb_chunk *c, const int32_t *tokens, uint32_t row, 
     }
 }
 
-/* w.xn = norm(w.x) for row t, and its quantised forms in w.in. */
-static void norm_row(struct cb_engine *e, uint64_t t, const float *weight, uint32_t wants)
+/* w.xn = norm(w.x) for row t, and its quantised forms in w.in; notes a row that
+ * is not finite. */
+static void norm_row(struct cb_chunk *c, uint64_t t, const float *weight, uint32_t wants)
 {
+    struct cb_engine *e = c->e;
     uint32_t n = e->rel->m.n_embd, d = cb_pad_group(n);
     e->kern.rmsnorm(e->w.xn + t * d, e->w.x + t * d, weight, n, e->rel->m.norm_eps);
-    cb_acts_prepare(&e->w.in, &e->kern, wants, e->w.xn, d, n, t, t + 1);
+    if (cb_acts_prepare(&e->w.in, &e->kern, wants, e->w.xn, d, n, t, t + 1) != 0)
+        c->bad = (uint32_t)t + 1;
 }
 
 /* x += resid_scale * branch; notes a row that is not finite any more. */
@@ -110,7 +113,7 @@ static void before_attention(void *arg, uint32_t thread, uint32_t n_threads)
     uint64_t lo, hi;
     cb_share(c->n, thread, n_threads, &lo, &hi);
     for (uint64_t t = lo; t < hi; t++)
-        norm_row(c->e, t, l->attn_norm,
+        norm_row(c, t, l->attn_norm,
                  cb_mat_wants(&l->q) | cb_mat_wants(&l->k) | cb_mat_wants(&l->v));
 }
 
@@ -127,7 +130,7 @@ static void before_ffn(void *arg, uint32_t thread, uint32_t n_threads)
         if (l->o_bias != NULL)
             e->kern.add(proj, l->o_bias, e->rel->m.n_embd);
         add_branch(c, t, proj);
-        norm_row(e, t, l->ffn_norm, l->in_wants);
+        norm_row(c, t, l->ffn_norm, l->in_wants);
     }
 }
 
@@ -192,14 +195,18 @@ static int run_layers(struct cb_chunk *c, int32_t *experts, uint64_t layer_strid
 }
 
 /* Logits of rows [from, from + n), n <= CB_LOGIT_TILE, into w.logits. */
-static void head_rows(struct cb_engine *e, uint32_t from, uint32_t n)
+static int head_rows(struct cb_chunk *c, uint32_t from, uint32_t n, struct cb_err *err)
 {
+    struct cb_engine *e = c->e;
     struct cb_work *w = &e->w;
     uint32_t d = cb_pad_group(e->rel->m.n_embd), V = cb_pad_group(e->rel->m.n_vocab);
     struct cb_acts in = w->in;
     input_is_xn(e);
     for (uint32_t t = from; t < from + n; t++)
-        norm_row(e, t, e->rel->output_norm, cb_mat_wants(&e->rel->output));
+        norm_row(c, t, e->rel->output_norm, cb_mat_wants(&e->rel->output));
+    if (c->bad != 0)
+        return cb_fail(err, CB_ENUMERIC, "the final norm is not a finite number (row %u)",
+                       c->bad - 1);
     in.f32 = w->xn + (size_t)from * d;
     in.stride = d;
     in.q8_0 += from * in.q8_0_bytes;
@@ -209,23 +216,24 @@ static void head_rows(struct cb_engine *e, uint32_t from, uint32_t n)
     for (uint32_t i = 0; i < n && e->rel->m.logit_scale != 1.0f; i++)
         e->kern.scale(w->logits + (size_t)i * V, 1.0f / e->rel->m.logit_scale, e->rel->m.n_vocab);
     w->last_logits = w->logits + (size_t)(n - 1) * V;
+    return 0;
 }
 
-static void chunk_logits(struct cb_chunk *c, uint32_t done, int last, cb_logits_fn *fn, void *ud)
+static int chunk_logits(struct cb_chunk *c, uint32_t done, int last, cb_logits_fn *fn, void *ud,
+                        struct cb_err *err)
 {
     struct cb_engine *e = c->e;
     uint32_t V = cb_pad_group(e->rel->m.n_vocab);
-    if (fn == NULL) {
-        if (last)
-            head_rows(e, c->n - 1, 1);
-        return;
-    }
-    for (uint32_t t = 0; t < c->n; t += CB_LOGIT_TILE) {
+    int rc = 0;
+    if (fn == NULL)
+        return last ? head_rows(c, c->n - 1, 1, err) : 0;
+    for (uint32_t t = 0; rc == 0 && t < c->n; t += CB_LOGIT_TILE) {
         uint32_t n = c->n - t < CB_LOGIT_TILE ? c->n - t : CB_LOGIT_TILE;
-        head_rows(e, t, n);
-        for (uint32_t i = 0; i < n; i++)
+        rc = head_rows(c, t, n, err);
+        for (uint32_t i = 0; rc == 0 && i < n; i++)
             fn(ud, done + t + i, e->w.logits + (size_t)i * V);
     }
+    return rc;
 }
 
 static int check_tokens(const struct cb_engine *e, uint32_t seq, const int32_t *tokens,
@@ -276,7 +284,8 @@ int cb_forward(struct cb_engine *e, const int32_t *tokens, uint32_t n, cb_logits
         atomic_store(&e->watch.began_ns, 0);
         if (rc != 0)
             return rc;
-        chunk_logits(&c, done, done + c.n == n, fn, ud);
+        if ((rc = chunk_logits(&c, done, done + c.n == n, fn, ud, err)) != 0)
+            return rc;
         done += c.n;
         e->pos[0] += c.n;
     }
@@ -311,18 +320,21 @@ static int check_steps(const struct cb_engine *e, const struct cb_step *step, ui
 
 /* The last row of each step moves to row 0, 1, … (never past itself), then one
  * product gives everybody's logits. */
-static void step_logits(struct cb_engine *e, struct cb_step *step, uint32_t n_step)
+static int step_logits(struct cb_chunk *c, struct cb_step *step, uint32_t n_step,
+                       struct cb_err *err)
 {
+    struct cb_engine *e = c->e;
     uint32_t d = cb_pad_group(e->rel->m.n_embd), V = cb_pad_group(e->rel->m.n_vocab), last = 0;
     for (uint32_t i = 0; i < n_step; i++) {
         last += step[i].n;
         memmove(e->w.x + (size_t)i * d, e->w.x + (size_t)(last - 1) * d, d * sizeof(float));
     }
-    head_rows(e, 0, n_step);
-    for (uint32_t i = 0; i < n_step; i++) {
+    int rc = head_rows(c, 0, n_step, err);
+    for (uint32_t i = 0; rc == 0 && i < n_step; i++) {
         step[i].logits = e->w.logits + (size_t)i * V;
         e->pos[step[i].seq] += step[i].n;
     }
+    return rc;
 }
 
 int cb_run(struct cb_engine *e, struct cb_step *step, uint32_t n_step, struct cb_err *err)
@@ -343,7 +355,8 @@ int cb_run(struct cb_engine *e, struct cb_step *step, uint32_t n_step, struct cb
     atomic_store(&e->watch.began_ns, 0);
     if (rc != 0)
         return rc;
-    step_logits(e, step, n_step);
+    if ((rc = step_logits(&c, step, n_step, err)) != 0)
+        return rc;
     count_tokens(e, n_row, n_row > n_step, cb_os_now_ns() - start);
     return 0;
 }

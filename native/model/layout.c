@@ -300,8 +300,9 @@ int cb_layout(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
             return rc;
     take_kv(e, a);
     take_work(e, a);
-    /* A token stands for 4 to 5 bytes of common text; 16 leave room for runs. */
-    e->text_max = (size_t)max32(e->opt.ctx, 4096) * 16;
+    /* A token stands for 4 to 5 bytes of common text; 16 leave room for runs. Texts end
+     * at 16 MiB all the same. */
+    e->text_max = (size_t)min32(max32(e->opt.ctx, 4096), 1u << 20) * 16;
     e->text_scratch = cb_arena_take(a, CB_L_TOKENIZER, cb_text_scratch_bytes(e->text_max), 1);
     if (e->opt.offload != NULL)
         cb_offload_layout(&e->offload, a, e);

@@ -1,6 +1,7 @@
 /* mat.c — see mat.h. */
 #include "model/mat.h"
 
+#include <math.h>
 #include <stddef.h>
 
 #include "model/engine.h"
@@ -26,16 +27,21 @@ uint32_t cb_mat_wants(const struct cb_mat *m)
     return m->data == NULL ? 0 : 1u << cb_type_info(m->type)->act;
 }
 
-void cb_acts_prepare(struct cb_acts *a, const struct cb_kernels *kern, uint32_t wants,
-                     const float *x, uint64_t stride, uint32_t cols, uint64_t lo, uint64_t hi)
+uint64_t cb_acts_prepare(struct cb_acts *a, const struct cb_kernels *kern, uint32_t wants,
+                         const float *x, uint64_t stride, uint32_t cols, uint64_t lo, uint64_t hi)
 {
-    for (uint64_t i = lo; i < hi; i++) {
+    uint64_t bad = 0;
+    wants &= 1u << CB_ACT_Q8_0 | 1u << CB_ACT_Q8_K;
+    for (uint64_t i = lo; i < hi && wants != 0; i++) {
         const float *row = x + i * stride;
+        if (!isfinite(kern->dot(row, row, cols)))
+            bad = i + 1;
         if (wants & 1u << CB_ACT_Q8_0)
             kern->quant_q8_0((struct cb_q8_0 *)(void *)(a->q8_0 + i * a->q8_0_bytes), row, cols);
         if (wants & 1u << CB_ACT_Q8_K)
             kern->quant_q8_k((struct cb_q8_k *)(void *)(a->q8_k + i * a->q8_k_bytes), row, cols);
     }
+    return bad;
 }
 
 const void *cb_acts_row(const struct cb_acts *a, uint32_t type, uint64_t i)

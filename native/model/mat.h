@@ -40,8 +40,9 @@ void cb_acts_take(struct cb_acts *a, struct cb_arena *arena, uint64_t n, uint32_
 /* Bit set of enum cb_act that a matrix wants; 0 for an absent one. */
 uint32_t cb_mat_wants(const struct cb_mat *m);
 
-/* Quantises rows [lo, hi) of x [..][stride], cols used, into the wanted forms. */
-void cb_acts_prepare(struct cb_acts *a, const struct cb_kernels *kern, uint32_t wants,
+/* Quantises rows [lo, hi) of x [..][stride], cols used, into the wanted forms.
+ * Returns 0, or 1 + a row that is not finite: a quantised one would hide that. */
+uint64_t cb_acts_prepare(struct cb_acts *a, const struct cb_kernels *kern, uint32_t wants,
                      const float *x, uint64_t stride, uint32_t cols, uint64_t lo, uint64_t hi);
 /* Row i in the form that type wants. */
 const void *cb_acts_row(const struct cb_acts *a, uint32_t type, uint64_t i);

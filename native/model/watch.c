@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "core/os.h"
+#include "core/pool.h"
 #include "expert/store.h"
 
 #define PERIOD_NS 50000000L
@@ -53,7 +54,7 @@ int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, struct cb_st
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->cond, NULL);
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 128u * 1024u);
+    pthread_attr_setstacksize(&attr, CB_SMALL_STACK);
     w->running = pthread_create(&w->thread, &attr, watch, w) == 0;
     pthread_attr_destroy(&attr);
     return w->running ? 0 : cb_fail(err, CB_EIO, "starting the watchdog thread");

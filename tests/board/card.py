@@ -107,7 +107,7 @@ def start(
             [
                 *program.argv, "-M", machine, "-kernel", str(kernel), "-dtb", str(dtb),
                 "-drive", f"if=sd,file={card},format=raw,cache=unsafe", "-display", "none", "-nodefaults",
-                "-monitor", "none", "-no-reboot", *serial, *more,
+                "-monitor", "none", *serial, *more,
             ],
             env=program.environment, stdin=subprocess.DEVNULL,
         )  # fmt: skip
@@ -132,5 +132,5 @@ def boot_slot(machine: str, folder: Path, image: Path, pieces: Pieces, slot: str
         line, uart = line.replace("ttyS1", "ttyAMA0"), 0
     return start(
         machine, folder, card, folder / "vmlinuz", device_tree(machine, pieces, folder),
-        "-initrd", str(folder / "initrd.gz"), "-append", line, *more, uart=uart,
+        "-initrd", str(folder / "initrd.gz"), "-append", line, "-no-reboot", *more, uart=uart,
     )  # fmt: skip

@@ -130,7 +130,7 @@ def test_lookahead_saves_reads_or_stops(tiny: Path) -> None:
 
 
 def test_generator_makes_sane_weights(tmp_path: Path) -> None:
-    """As the gguf package reads them: mean 0, deviation 1/sqrt(cols), the same bytes for a seed."""
+    """As the gguf package reads them: mean 0, the deviation that was meant, the same bytes for a seed."""
     a = make_olmoe.write(tmp_path / "a.gguf", "tiny", 3)
     assert a.read_bytes() == make_olmoe.write(tmp_path / "b.gguf", "tiny", 3).read_bytes()
     kinds = set()
@@ -140,6 +140,9 @@ def test_generator_makes_sane_weights(tmp_path: Path) -> None:
         x = gguf.quants.dequantize(t.data, t.tensor_type)
         kinds.add(t.tensor_type.name)
         assert np.isfinite(x).all()
-        assert float(x.std()) == pytest.approx(1 / math.sqrt(int(t.shape[0])), rel=0.1), t.name
+        gain = {"token_embd.weight": 9.0}.get(
+            t.name, 0.7 if "_output." in t.name or "down" in t.name else 1.0
+        )
+        assert float(x.std()) == pytest.approx(gain / math.sqrt(int(t.shape[0])), rel=0.1), t.name
         assert abs(float(x.mean())) < 0.05 * float(x.std()), t.name
     assert kinds == {"Q4_K", "Q6_K", "F32"}

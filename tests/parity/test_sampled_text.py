@@ -44,8 +44,6 @@ def test_same_seed_same_text(flags: list[str], here: dict[str, Path]) -> None:
                 "hello",
                 "-n",
                 "60",
-                "--seed",
-                seed,
                 "--json",
             ]
             done = subprocess.run([*map(str, argv), "--seed", seed, *flags], capture_output=True, check=False)

@@ -26,6 +26,7 @@ from colibri_kit.media.partitions import Partition, Table, has_extended, make_mb
 
 _MACHINES = {183: "aarch64", 62: "x86_64"}
 _UNIT_DIR = "/etc/systemd/system"
+_PIECE = 1 << 20
 _WANTS = f"{_UNIT_DIR}/multi-user.target.wants"
 #: Services that replace the host keys at the first boot: a key put in now would not last.
 _RENEWERS = ("regenerate_ssh_host_keys.service", "rpi-reconfigure-raspi-firmware-ssh.service")
@@ -181,10 +182,29 @@ def grow(tools: Tools, image: Path, found: Found, by: int) -> Found:
             slots.append(root if number == root.number else here[0] if here else Partition(number, 0, 0, 0))
         file.seek(0)
         file.write(code + make_mbr(found.table.signature, slots)[440:])
-    name = f"{image}?offset={root.start}"
-    tools.run("e2fsck", "-fp", name, ok=(0, 1))
-    tools.run("resize2fs", name, f"{root.size // 512}s")
+    _resize(tools, image, found.root, root)
     return inspect(tools, image)
+
+
+def _resize(tools: Tools, image: Path, before: Partition, after: Partition) -> None:
+    """Grows the file system in a file of its own: resize2fs would cut the image off at its size."""
+    with tempfile.TemporaryDirectory(dir=image.parent, prefix=".colibri-root-") as temp:
+        alone = Path(temp) / "root"
+        with alone.open("wb") as out, image.open("rb") as file:
+            for at in range(0, before.size, _PIECE):
+                data = _at(file, before.start + at, min(_PIECE, before.size - at))
+                if any(data):
+                    out.seek(at)
+                    out.write(data)
+            out.truncate(after.size)
+        tools.run("e2fsck", "-fp", str(alone), ok=(0, 1))
+        tools.run("resize2fs", str(alone), f"{after.size // 512}s")
+        with alone.open("rb") as source, image.open("r+b") as file:
+            for at in range(0, after.size, _PIECE):
+                data = source.read(min(_PIECE, after.size - at)).ljust(min(_PIECE, after.size - at), b"\0")
+                if data != _at(file, after.start + at, len(data)):
+                    file.seek(after.start + at)
+                    file.write(data)
 
 
 def add(tools: Tools, image: Path, found: Found, addition: Addition, now: datetime) -> list[str]:

@@ -30,7 +30,6 @@ def config_txt(platform: Platform, slot: str, *, uboot: bool) -> bytes:
         "arm_64bit=1",
         "enable_uart=1",
         "disable_splash=1",
-        "gpu_mem=16",
     ]
     if uboot:
         rows += ["kernel=u-boot.bin"]
@@ -75,9 +74,10 @@ fatwrite mmc 0:1 ${{scriptaddr}} slot.env ${{filesize}}
 echo "colibri: slot ${{slot}}, try ${{tries}}"
 load mmc 0:1 ${{scriptaddr}} slot-${{slot}}/uboot.env
 env import -t ${{scriptaddr}} ${{filesize}} bootargs
-if load mmc 0:1 ${{kernel_addr_r}} slot-${{slot}}/vmlinuz; then
-  if load mmc 0:1 ${{ramdisk_addr_r}} slot-${{slot}}/initrd.gz; then
-    booti ${{kernel_addr_r}} ${{ramdisk_addr_r}}:${{filesize}} ${{fdt_addr}}
+if load mmc 0:1 ${{ramdisk_addr_r}} slot-${{slot}}/initrd.gz; then
+  setenv initrd_size ${{filesize}}
+  if load mmc 0:1 ${{kernel_addr_r}} slot-${{slot}}/vmlinuz; then
+    booti ${{kernel_addr_r}} ${{ramdisk_addr_r}}:${{initrd_size}} ${{fdt_addr}}
   fi
 fi
 echo "slot ${{slot}} cannot be loaded"

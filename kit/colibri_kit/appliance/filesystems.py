@@ -52,7 +52,7 @@ class Tools:
         words = [w for w in done.stderr.splitlines() if not re.match(rf"{name} \d", w)]
         if done.returncode not in ok or (name == "debugfs" and words):
             raise TransferError(
-                f"{name} failed: {'; '.join(words[-3:]) or done.returncode}",
+                f"{name} failed: {'; '.join(words[:3]) or done.returncode}",
                 state="no image was made",
                 code="CK-FLASH-MAKE",
             )
@@ -157,7 +157,7 @@ def put_ext4(
         for index, (path, entry) in enumerate(sorted(files.items())):
             (Path(temp) / str(index)).symlink_to(entry.source.resolve())
             # ``write`` takes a bare name, in the current folder.
-            folder, _, base = f"/{path}".rpartition("/")
+            folder, _, base = f"/{path.lstrip('/')}".rpartition("/")
             lines += [f"cd {_quote(folder or '/')}", f"write {index} {_quote(base)}", "cd /"]
             lines += _owner(path, 0o100000 | entry.mode, entry.uid, entry.gid)
         for path, target in sorted((links or {}).items()):

@@ -58,7 +58,7 @@ _PI3 = Platform(
     modules=_PI_MODULES,
 )
 
-PLATFORMS = {"rpi4": _PI4, "qemu-rpi4": _PI4, "rpi3": _PI3, "qemu-rpi3": _PI3}
+PLATFORMS = {"rpi4": _PI4, "qemu-rpi4": _PI4, "qemu-rpi3": _PI3}
 
 
 def platform_of(board: Board) -> Platform:

@@ -153,6 +153,10 @@ def _medium(ui: Ui, flags: dict[str, Any]) -> None:
     )
     if flags["given"] and flags["base"]:
         raise UsageError("--from writes an image as it is; --base adds to one: give one of them")
+    for name in ("given", "base"):
+        file, image = flags[name], flags["image"]
+        if file and image and image.exists() and file.exists() and image.samefile(file):
+            raise UsageError(f"{image} is the image that is read; write to another file")
     wish = None if flags["given"] else _wish(ui, flags)
     if wish:
         job.check(wish)

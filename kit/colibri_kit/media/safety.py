@@ -77,6 +77,13 @@ def judge(disk: Disk, need_bytes: int, given_serial: str | None) -> Verdict:
     Raises:
         PreflightError: refused; exit status 6.
     """
+    if disk.node.kind not in ("disk", "loop"):
+        raise PreflightError(
+            f"{disk.path} is no whole disk but {disk.node.kind or 'of an unknown kind'}",
+            hint="name the disk itself: lsblk shows them",
+            state=_NOTHING,
+            code="CK-FLASH-PARTITION",
+        )
     reasons = refusals(disk)
     if reasons:
         raise PreflightError(

@@ -55,6 +55,8 @@ class Line:
         self._back = b""
         self.sent_bytes = self.got_bytes = 0
         self.retyped = 0
+        #: How far typing runs ahead of its echo now, bytes: grows while all is well.
+        self.window = WINDOW
         #: Slowest answer to a typed byte seen so far, seconds; waits are multiples of it.
         self.latency = 0.05
 
@@ -139,15 +141,22 @@ class Line:
             out += piece
         return out
 
-    def wait_for(self, pattern: re.Pattern[bytes], timeout: float) -> tuple[re.Match[bytes] | None, bytes]:
+    def wait_for(
+        self, pattern: re.Pattern[bytes], timeout: float, *, quiet: float | None = None
+    ) -> tuple[re.Match[bytes] | None, bytes]:
         """Reads until the pattern occurs. Returns the match or None, and all that was read.
 
         What came after the match is kept for the next read.
+
+        Args:
+            quiet: give up early when something came and then nothing for so many seconds.
         """
         end = time.monotonic() + timeout
         seen = b""
         while (left := end - time.monotonic()) > 0:
-            piece = self.read(left)
+            piece = self.read(left if quiet is None or not seen else min(quiet, left))
+            if not piece and seen and quiet is not None:
+                break
             seen += piece
             if piece and (found := pattern.search(seen)):
                 self.unread(seen[found.end() :])
@@ -173,10 +182,14 @@ class Line:
                 self.retyped += 1
             if attempt or not quiet:
                 self.drain(0)
-            if self._echoed(data, window) and self._ended(end):
+            if self._echoed(data, min(window, self.window)) and self._ended(end):
+                self.window = min(self.window * 2, 1024)
                 return
+            self.window = max(self.window // 2, 16)
             self.write(kill * 3)
-            self.drain(self.latency * 2 + self.wire_time(window), limit=1.0 + self.wire_time(len(data)))
+            # A late echo would be taken for the next attempt's: wait longer each time.
+            pause = max(self.latency * 2, min(0.03 * 1.3**attempt, 1.0)) + self.wire_time(window)
+            self.drain(pause, limit=2.0 + self.wire_time(len(data)))
             quiet = True
         raise EchoLost(
             f"{self.name} does not echo what is typed: {tries} attempts at {text[:40]!r}",

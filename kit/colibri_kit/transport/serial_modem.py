@@ -69,6 +69,8 @@ class Sender:
 
     Args:
         name: YMODEM's file name; None = plain XMODEM.
+        finish: what a shell prints once the receiver ended. Some (lrzsz's rx) never send
+            their last ACK; and an EOT too many would be the shell's end of input.
         start_timeout: seconds to wait for the receiver's first ``C``.
     """
 
@@ -78,12 +80,14 @@ class Sender:
         *,
         name: str | None,
         large: bool = True,
+        finish: bytes | None = None,
         start_timeout: float = 12.0,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self._line, self._name, self._large = line, name, large
         self._start_timeout = start_timeout
         self._progress = progress or (lambda n: None)
+        self._finish = finish
         self._crc = True
         self.stats = Stats()
 
@@ -165,28 +169,36 @@ class Sender:
         return self._answer(11.0)
 
     def _answer(self, timeout: float) -> int | None:
-        began = time.monotonic()
-        end = began + timeout
+        end = time.monotonic() + timeout
         cancels = 0
+        seen = b""
         while (left := end - time.monotonic()) > 0:
-            for byte in self._line.read(left):
+            piece = self._line.read(left)
+            for byte in piece:
                 if byte in (ACK, NAK, CRC):
                     return byte
                 cancels = cancels + 1 if byte == CAN else 0
                 if cancels == 2:
                     raise ModemError(f"{self._line.name}: the receiver cancelled the transfer")
+            seen += piece
+            if self._finish is not None and self._finish in seen:
+                return EOT
         return None
 
     def _end(self) -> None:
         """EOT until acknowledged; for YMODEM also the empty block that ends the batch."""
+        answer: int | None = None
         for _ in range(10):
             self._line.drain(0)
             self._line.write(bytes([EOT]))
-            if self._answer(3.5) == ACK:
+            answer = self._answer(3.5 if self._finish is None else 12.0)
+            if answer in (ACK, EOT):
                 break
+            if answer is None and self._finish is not None:
+                raise ModemError(f"{self._line.name}: the end of the file was not acknowledged")
         else:
             raise ModemError(f"{self._line.name}: the end of the file was not acknowledged")
-        if self._name is None:
+        if self._name is None or answer == EOT:
             return
         self._wait_start(1.5, must=False)
         # Not fatal: the file is complete, and its checksum is compared anyway.

@@ -63,11 +63,10 @@ def permission_remedy(device: str) -> str:
         import grp
 
         group = grp.getgrgid(os.stat(device).st_gid).gr_name  # noqa: PTH116
+    rule = "the udev rule that `colibri-kit doctor --udev-rule` prints"
     if group == "root":
-        return (
-            "install the udev rule that `colibri-kit doctor --udev-rule` prints, then plug the adapter again"
-        )
-    return f"sudo usermod -aG {group} $USER  (then log in again), or the rule of `colibri-kit doctor --udev-rule`"
+        return f"install {rule}, then plug the adapter again"
+    return f"sudo usermod -aG {group} $USER  (then log in again), or install {rule}"
 
 
 def _open(device: str, baud: int) -> Any:

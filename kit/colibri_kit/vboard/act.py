@@ -98,7 +98,15 @@ def up(board: Board, name: str, options: Options, say: Say) -> tuple[Place, Runn
             return place, found, False
         if options.fresh:
             purge_files(place)
-        want, program, kernel_version = _prepare(board, vm, place, options, say)
+        try:
+            want, program, kernel_version = _prepare(board, vm, place, options, say)
+        except OSError as err:
+            raise TransferError(
+                f"cannot make {name}: {err}",
+                hint="is the disk full? the cache and the board's folder need about 1 GiB",
+                state="nothing was started",
+                code="CK-VBOARD-FILES",
+            ) from err
         argv = [*program.argv, *machine.arguments(want)]
         run = _start(argv, program, place, want, board, kernel_version)
     try:

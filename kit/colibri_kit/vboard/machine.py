@@ -97,5 +97,5 @@ def arguments(want: Wanted) -> list[str]:
             args += ["-drive", f"if=none,id=disk{index},file={_file(disk)},format=raw,discard=unmap"]
             args += ["-device", f"{blk},drive=disk{index}"]
     if want.deterministic:
-        args += ["-icount", "shift=1,sleep=off"]
+        args += ["-icount", "shift=1,sleep=on"]
     return args

@@ -155,6 +155,8 @@ def stage(packages: Path, root: Path) -> None:
         ("var/run", "/run"),
     ):
         if not (root / link).is_symlink():
+            if (root / link).is_dir():
+                shutil.rmtree(root / link)
             (root / link).unlink(missing_ok=True)
             (root / link).symlink_to(target)
 

@@ -109,7 +109,8 @@ class Place:
         top = Path(runtime) if runtime.startswith("/") else Path(tempfile.gettempdir())
         mine = hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]
         folder = top / f"colibri-kit-{os.geteuid()}" / mine
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         owner = folder.parent.stat()
         if owner.st_uid != os.geteuid() or owner.st_mode & 0o077:
             raise ConfigError(f"{folder.parent} is not private to us", hint="set XDG_RUNTIME_DIR")

@@ -1,0 +1,30 @@
+/* serving.c — the stand-in engine (tests/integration/standin.c) with a `serve` verb.
+ *
+ * `serve` reads the model as `check` does, says that it serves, and stays, as a server
+ * does. With GREED bytes defined it takes that much memory first.
+ */
+#define main standin_main
+#include "../integration/standin.c"
+#undef main
+
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "serve") == 0) {
+        int poison = 0;
+        if (argc > 2 && strcmp(argv[2], "--help") == 0)
+            return 0;
+        uint64_t hash = model_hash(option(argc, argv, "--model"), &poison);
+#ifdef GREED
+        char *hoard = malloc(GREED);
+        if (hoard)
+            memset(hoard, 1, GREED);
+#endif
+        printf("serving %016llx\n", (unsigned long long)hash);
+        fflush(stdout);
+        for (;;)
+            pause();
+    }
+    return standin_main(argc, argv);
+}

@@ -97,7 +97,7 @@ int cb_frames_next(struct cb_frames *f, struct cb_frame *out)
             return 0;
         uint32_t len = cb_get32(p + 16);
         if (cb_crc32c(0, p, 20) != cb_get32(p + 20) || len > f->max_payload) {
-            f->bad_crc += len <= f->max_payload;
+            f->bad_crc++;
             skip(f);
             continue;
         }

@@ -20,6 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 import engine_build as eb
+
 from tests.parity.conftest import FAMILIES, convert, reference  # noqa: F401
 
 START_S = 60

@@ -65,7 +65,7 @@ def stall(seconds: float) -> Harm:
 
 
 class FaultyRelay:
-    """Passes frames on; harms those of ``kind`` in ``direction`` numbered in ``which`` (from 0, per relay)."""
+    """Passes frames on; harms those of ``kind`` in ``direction`` numbered in ``which``, from 0."""
 
     def __init__(
         self, listen: Path, target: Path, kind: int, direction: int, harm: Harm, which: range

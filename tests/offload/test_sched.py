@@ -135,7 +135,7 @@ def test_chosen_split_against_all_of_them(tiny: Path, rate: float, delay_ms: flo
 
 
 def test_slow_storage_and_30_mb_s_at_least_double(tiny: Path) -> None:
-    """Bar 4, as `colibri-kit offload bench` shows it: an SD card's 20 MB/s, a quarter of the experts cached."""
+    """Bar 4, as `colibri-kit offload bench` shows it: 20 MB/s, a quarter of the experts cached."""
     done = subprocess.run(
         [
             sys.executable, "-m", "colibri_kit", "offload", "bench", "--model", tiny, "--engine", eb.tool(),

@@ -7,10 +7,15 @@ a USB device controller and configfs does it the same way. The board gets /dev/t
 
 from __future__ import annotations
 
+import io
 import re
+from typing import TYPE_CHECKING
 
-from colibri_kit.errors import UsageError
+from colibri_kit.errors import PreflightError, TransferError, UsageError
 from colibri_kit.offload.discover import GADGET_PRODUCT, GADGET_VENDOR
+
+if TYPE_CHECKING:
+    from colibri_kit.transport.base import Transport
 
 #: Lines that the Pi's firmware needs, in config.txt, before dwc2 can be a device.
 PI4_CONFIG = ("dtoverlay=dwc2,dr_mode=peripheral",)
@@ -100,3 +105,37 @@ def script(serial: str = "colibri-0") -> str:
 def unit() -> str:
     """The systemd unit that runs it at boot, for ``UNIT_PATH``."""
     return _UNIT.replace("@SCRIPT@", SCRIPT_PATH)
+
+
+def install(transport: Transport, serial: str = "colibri-0") -> str:
+    """Puts script and unit on a board with systemd and starts them.
+
+    Returns:
+        What was done, for people.
+
+    Raises:
+        PreflightError: not root there, or no systemd.
+        TransferError: a file cannot be written, or the board has no USB device controller.
+    """
+    if transport.run(["id", "-u"]).text.strip() != "0":
+        raise PreflightError("--offload-gadget needs root on the board", state="nothing was changed")
+    if transport.run(["test", "-d", "/run/systemd/system"]).rc != 0:
+        raise PreflightError(
+            "--offload-gadget installs a systemd unit, and the board runs another init",
+            hint="put the script of docs/offload.md on the board yourself",
+            state="nothing was changed",
+        )
+    for path, text, mode in ((SCRIPT_PATH, script(serial), 0o755), (UNIT_PATH, unit(), 0o644)):
+        data = text.encode()
+        transport.put_stream(io.BytesIO(data), len(data), f"{path}.new", mode=mode)
+        done = transport.run(["mv", "-f", f"{path}.new", path])
+        if done.rc != 0:
+            raise TransferError(f"cannot write {path}: {done.why}")
+    for command in (["daemon-reload"], ["enable", "--now", "colibri-offload-gadget.service"]):
+        done = transport.run(["systemctl", *command], timeout=60)
+        if done.rc != 0:
+            raise TransferError(
+                f"`systemctl {' '.join(command)}` failed: {done.why}",
+                hint=f"on a Raspberry Pi 4 add to config.txt and reboot: {PI4_CONFIG[0]}",
+            )
+    return "USB serial gadget installed: /dev/ttyGS0 here, /dev/ttyACM0 at the other end of the cable"

@@ -116,7 +116,7 @@ def test_a_damaged_piece_is_found_and_sent_again(
 
 
 def test_one_percent_of_bytes_lost_each_way(guest: serial_rig.Guest, disk: Path, tmp_path: Path) -> None:
-    items = _items(tmp_path, 6_000, 1_500)
+    items = _items(tmp_path, 2_500, 700)
     proxy = Proxy(guest.port, loss=0.01, seed=7)
     try:
         job = _flash(proxy.url, items, max_hours=24.0, bootcmd="echo hello")

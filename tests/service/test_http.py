@@ -1,5 +1,6 @@
 """HTTP as strict as docs/service.md says: malformed requests, limits, access, slow and vanishing clients."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def find_border(service: Service) -> tuple[int, str, str]:
     for seed in range(60):
         choice = service.complete(PROMPT, max_tokens=60, seed=seed, logprobs=0)["choices"][0]
         tokens, text = choice["logprobs"]["tokens"], choice["text"]
-        for left, right in zip(tokens[6:], tokens[7:], strict=False):
+        for left, right in itertools.pairwise(tokens[6:]):
             words = left.strip().isalpha() and right.strip().isalpha() and len(left) > 1 < len(right)
             stop = left[-1] + right[:1]
             if words and text.count(stop) == 1:
@@ -324,7 +325,8 @@ def test_chat_refusals(service: Service, field: str, more: dict) -> None:
 def test_neutral_and_harmless_fields_are_taken(service: Service) -> None:
     more = {
         "n": 1, "logit_bias": {}, "frequency_penalty": 0, "presence_penalty": 0.0, "user": "me", "seed": 1,
-        "response_format": {"type": "text"}, "tools": [], "store": False, "metadata": {"a": "b"}, "stop": None,
+        "response_format": {"type": "text"}, "tools": [], "store": False, "metadata": {"a": "b"},
+        "stop": None,
     }  # fmt: skip
     status, doc = service.post(
         "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, **more}

@@ -23,6 +23,8 @@ LINE_MAX = 220
 PIECE_MAX = 512 * 1024
 _PIECE_MIN = 2048
 _STATUS = re.compile(rb"ck-rc=(\d+)\r?\n")
+#: The status line, or the prompt again without one: the line lost some of it.
+_ENDED = re.compile(_STATUS.pattern + rb"|[\r\n](?:=>|[\w.-]*[>#]) $")
 _CRC = re.compile(rb"==> ?([0-9a-f]{8})\r?\n")
 
 
@@ -34,11 +36,12 @@ class UBootError(TransferError):
 
 @dataclass
 class Rate:
-    """What YMODEM really carried: bytes and seconds."""
+    """What YMODEM really carried: bytes and seconds; ``fixed`` are a piece's other seconds."""
 
     bytes: int = 0
     seconds: float = 0.0
     repeats: int = 0
+    fixed: float = 5.0
 
     @property
     def bytes_s(self) -> float:
@@ -65,12 +68,13 @@ class UBoot:
             raise ValueError(f"the command has {len(text)} characters, U-Boot's line {LINE_MAX}")
         for _ in range(tries):
             self.line.type_line(f"{text}; echo ck-rc=$?", kill=KILL)
-            found, seen = self.line.wait_for(_STATUS, timeout)
-            if found:
+            found, seen = self.line.wait_for(_ENDED, timeout)
+            if found and found.group(1):
                 self.line.drain(self.line.latency)
                 words = seen[: found.start()].decode("ascii", "replace")
                 return int(found.group(1)), words.replace("\r", "").strip()
-            self.interrupt()
+            if found is None:
+                self.interrupt()
         raise TransferError(f"U-Boot on {self.line.name} gives no answer to `{text}`", code="CK-UBOOT-SILENT")
 
     def ask(self, text: str, *, timeout: float = 10.0) -> str:
@@ -175,18 +179,17 @@ class UBoot:
 
         began = time.monotonic()
         ok = True
+        data_seconds = 0.0
         try:
             self.line.type_line(f"loady {address:x}", kill=KILL)
             sender = Sender(self.line, name="f", large=self.large)
             stats = sender.send(piece)
             self.rate.repeats += stats.repeats
-            # Many repeats: large blocks only make each repeat dearer.
-            if self.large and stats.repeats > 2 + len(piece) // 4096:
-                self.large = False
+            data_seconds = stats.seconds
+            self.large = sender.large
         except ModemError as err:
             self.note(err.message)
             ok = False
-        took = time.monotonic() - began
         # loady swallows what comes for about 2 s after the end; then the prompt is back.
         self.line.wait_for(re.compile(rb"=> ?$|> ?$|# ?$"), 5.0)
         self.interrupt()
@@ -194,7 +197,8 @@ class UBoot:
             return False
         if ok:
             self.rate.bytes += len(piece)
-            self.rate.seconds += took
+            self.rate.seconds += data_seconds
+            self.rate.fixed = time.monotonic() - began - data_seconds
         return True
 
     def set_baud(self, baud: int) -> bool:

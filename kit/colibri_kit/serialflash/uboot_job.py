@@ -23,7 +23,7 @@ from colibri_kit.transport.serial_line import Line
 from colibri_kit.ui import Ui
 
 #: Bytes of the first measuring transfer.
-_SAMPLE = 8 * 1024
+_SAMPLE = 2 * 1024
 #: What shows that the board left U-Boot behind.
 _BOOTED = re.compile(rb"Starting kernel|Linux version|login: ?$|colibri|Booting Linux")
 
@@ -139,9 +139,8 @@ class UBootFlash:
         self.uboot.load(self.address, sample)
         took = time.monotonic() - began
         # A transfer's fixed waits (about 5 s) are not its rate: a piece of 512 KiB has them once.
-        moved = max(took - 5.0, self.line.wire_time(_SAMPLE) if self.line.paced else 0.0, 0.02)
-        rate = min(_SAMPLE / moved, self.line.baud / 10 if self.line.paced else 1e9)
-        fixed = 6.0 * (1 + total // self.uboot.piece)
+        rate = self.uboot.rate.bytes_s or _SAMPLE / took
+        fixed = self.uboot.rate.fixed * (1 + total // self.uboot.piece)
         honest = total / (total / rate + fixed) if total else rate
         self.ui.note(f"estimate: {plan.sum_text(total, honest)} (measured with {_SAMPLE} bytes)")
         plan.check_time(total, honest, self.options.max_hours, "measured on this line")

@@ -19,6 +19,8 @@ SOH, STX, EOT, ACK, NAK, CAN, CRC = 0x01, 0x02, 0x04, 0x06, 0x15, 0x18, 0x43
 _PAD = b"\x1a"
 #: Tries of one block before the transfer is given up; receivers stop at 10 to 25.
 _TRIES = 24
+#: Tries of a 1024-byte block before small ones are sent.
+_LARGE_TRIES = 4
 #: Bytes of padding sent step by step to complete a block that lost some.
 _NUDGES = (4, 16, 64, 256, 1029)
 
@@ -45,23 +47,19 @@ def packet(number: int, payload: bytes, *, crc: bool = True) -> bytes:
     return head + payload + tail
 
 
-def blocks(data: bytes, large: bool) -> list[bytes]:
-    """Payloads: 1024 bytes each where that wastes nothing, else 128, the last one padded."""
-    out = []
-    at = 0
-    while at < len(data):
-        size = 1024 if large and len(data) - at > 896 else 128
-        out.append(data[at : at + size].ljust(size, _PAD))
-        at += size
-    return out
+def next_block(data: bytes, at: int, large: bool) -> bytes:
+    """The payload from ``at`` on: 1024 bytes where that wastes nothing, else 128, padded."""
+    size = 1024 if large and len(data) - at > 896 else 128
+    return data[at : at + size].ljust(size, _PAD)
 
 
 @dataclass
 class Stats:
-    """What a transfer took: blocks sent again, padding pauses."""
+    """What a transfer took: blocks sent again, padding pauses, seconds for the data alone."""
 
     repeats: int = 0
     nudges: int = 0
+    seconds: float = 0.0
 
 
 class Sender:
@@ -84,7 +82,7 @@ class Sender:
         start_timeout: float = 12.0,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        self._line, self._name, self._large = line, name, large
+        self._line, self._name, self.large = line, name, large
         self._start_timeout = start_timeout
         self._progress = progress or (lambda n: None)
         self._finish = finish
@@ -101,15 +99,25 @@ class Sender:
             self._wait_start(self._start_timeout, must=True)
             if self._name is not None:
                 head = f"{self._name}\0{len(data)} ".encode().ljust(128, b"\0")
-                self._block(0, head, None)
+                if not self._block(0, head, None, _TRIES):
+                    raise ModemError(f"{self._line.name}: the file's name was refused {_TRIES} times")
                 self._wait_start(1.5, must=False)
+            began = time.monotonic()
             before: bytes | None = None
-            left = len(data)
-            for number, payload in enumerate(blocks(data, self._large), 1):
-                self._block(number, payload, before)
+            at, number = 0, 1
+            while at < len(data):
+                payload = next_block(data, at, self.large)
+                big = len(payload) == 1024
+                if not self._block(number, payload, before, _LARGE_TRIES if big else _TRIES):
+                    if not big:
+                        raise ModemError(f"{self._line.name}: block {number} was refused {_TRIES} times")
+                    self.large = False  # sizes may be mixed: the same number again, smaller
+                    continue
                 before = payload
-                self._progress(min(left, len(payload)))
-                left -= len(payload)
+                self._progress(min(len(data) - at, len(payload)))
+                at += len(payload)
+                number += 1
+            self.stats.seconds = time.monotonic() - began
             self._end()
         except (ModemError, KeyboardInterrupt):
             self.cancel()
@@ -134,23 +142,29 @@ class Sender:
         if must:
             raise ModemError(f"{self._line.name}: the receiver does not start (no 'C' in {timeout:.0f} s)")
 
-    def _block(self, number: int, payload: bytes, before: bytes | None) -> None:
-        """Sends one block until it is acknowledged.
+    def _block(self, number: int, payload: bytes, before: bytes | None, tries: int) -> bool:
+        """Sends one block until it is acknowledged; False after so many tries.
 
         A stray ACK can make us run one block ahead; a receiver that keeps refusing is
         therefore offered the block before once more, which it takes or acknowledges.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(tries):
             if attempt:
                 self.stats.repeats += 1
             if attempt % 6 == 5 and before is not None:
                 self._exchange(packet(number - 1, before, crc=self._crc))
-            if self._exchange(packet(number, payload, crc=self._crc)) == ACK:
-                return
-        raise ModemError(f"{self._line.name}: block {number} was refused {_TRIES} times")
+            # U-Boot says nothing to a bad first block, and waits for the next header at once.
+            patient = number != 0 or before is not None or attempt % 3 == 2
+            if self._exchange(packet(number, payload, crc=self._crc), patient=patient) == ACK:
+                return True
+        return False
 
-    def _exchange(self, data: bytes) -> int | None:
-        """Sends bytes; returns the receiver's answer, helped along when it is stuck in a block."""
+    def _exchange(self, data: bytes, *, patient: bool = True) -> int | None:
+        """Sends bytes; returns the receiver's answer, helped along when it is stuck in a block.
+
+        Args:
+            patient: wait for the receiver's own time-out when nothing helps.
+        """
         line = self._line
         line.drain(0)
         line.write(data)
@@ -166,7 +180,7 @@ class Sender:
             if answer is not None:
                 return answer
         # Now the receiver's own time-out must pass: 2 to 3 s in U-Boot, 10 s in lrzsz.
-        return self._answer(11.0)
+        return self._answer(11.0) if patient else None
 
     def _answer(self, timeout: float) -> int | None:
         end = time.monotonic() + timeout

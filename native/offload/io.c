@@ -133,13 +133,15 @@ static void on_result(struct cb_offload *o, const struct cb_frame *f)
         return;
     }
     x->busy_us = r.busy_us;
+    uint32_t before = o->job.left;
     for (uint32_t i = 0; i < r.n; i++) {
         struct cb_offload_row *row = &o->row[x->first + r.first + i];
         memcpy(place(o, row), r.rows + (size_t)i * o->me.n_embd * 4, (size_t)o->me.n_embd * 4);
         o->job.left -= !row->done;
         row->done = 1;
     }
-    if (o->job.left == 0) {
+    o->n.offload_dropped += o->job.left == before; /* rows that had come already */
+    if (o->job.left == 0 && before > 0) {
         o->job.done_ns = cb_os_now_ns();
         pthread_cond_broadcast(&o->arrived);
     }

@@ -242,6 +242,66 @@ def test_golden_needs_no_link(model: Path, module: Any, tmp_path: Path) -> None:
     assert there.stop()["rows"] == 1
 
 
+def test_nothing_is_allocated_while_the_link_comes_and_goes(
+    model: Path, module: Any, relay: Any, tmp_path: Path
+) -> None:
+    """mmap, mremap, brk forbidden (no_alloc.c): results come, are cut, the link is dialled anew."""
+    import subprocess
+
+    from .conftest import eb
+
+    source = str(Path(__file__).resolve().parents[1] / "unit" / "no_alloc.c")
+    there = module(model, "--listen", f"unix:{tmp_path}/s")
+    path = relay(RESULT, TO_BOARD, faulty.cut, range(40, 4000, 40))
+    done = subprocess.run(
+        [eb.program(source), model, "4000", f"unix:{path}"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    got = dict(pair.split("=") for pair in done.stdout.split())
+    assert got["calls"] == "0" and got["rss_before"] == got["rss_after"]
+    assert relay.made[0].done >= 1 and there.stop()["connections"] >= 2
+
+
+def test_metrics(model: Path, module: Any, relay: Any, tmp_path: Path) -> None:
+    """A served model whose link is cut goes on answering, and /metrics says so."""
+    import json
+    import socket
+    import subprocess
+    import urllib.request
+
+    from .conftest import eb
+
+    module(model, "--listen", f"unix:{tmp_path}/s")
+    path = relay(RESULT, TO_BOARD, faulty.cut, range(3, 4))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [eb.tool(), "serve", "--model", model, "--threads", "1", "--listen", f"127.0.0.1:{port}"]
+    argv += ["--offload", f"unix:{path}", "--offload-share", "100"]
+    server = subprocess.Popen([str(a) for a in argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return bool(urllib.request.urlopen(f"{url}/health", timeout=5).status == 200)
+        except OSError:
+            return False
+
+    try:
+        eventually(answers)
+        body = json.dumps({"prompt": "ab", "max_tokens": 12, "temperature": 0}).encode()
+        ask = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        first = json.load(urllib.request.urlopen(ask, timeout=30))["choices"][0]["text"]
+        text = urllib.request.urlopen(f"{url}/metrics", timeout=30).read().decode()
+        assert 'colibri_offload_trouble_total{kind="cut"} 1' in text
+        assert "colibri_offload_connects_total 1" in text
+        assert json.load(urllib.request.urlopen(ask, timeout=30))["choices"][0]["text"] == first
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
+
+
 def test_figures_are_shown(model: Path, module: Any, tmp_path: Path) -> None:
     """run, check and probe report the link."""
     from .conftest import eb

@@ -267,3 +267,49 @@ def test_routing_decision_is_small(convert: Any, module: Any, tmp_path: Path) ->
         relay.close()
     used = 2
     assert seen[1:] and set(seen[1:]) == {-(-(16 + 8 * used) // 16) * 16 + 292}
+
+
+def test_recipe_and_release_carry_the_link() -> None:
+    from pydantic import ValidationError
+
+    from colibri_kit.config.recipe import Recipe
+    from colibri_kit.deploy.act import settings_of
+
+    base = {"name": "x", "model": "m.coli", "board": "rpi4"}
+    for link in ("/dev/ttyGS0", "tty:/dev/ttyS1@921600", "unix:/run/expertd.sock", "tcp:127.0.0.1:7790"):
+        assert Recipe(**base, offload=link).offload == link
+        assert settings_of({"settings": {"offload": link}}).flags() == ["--offload", link]
+    for bad in ("ttyGS0", "tcp:host:1", "/dev/x; reboot", "unix:relative", "pcie:0"):
+        with pytest.raises(ValidationError):
+            Recipe(**base, offload=bad)
+    assert settings_of({"settings": {"offload": "/dev/x; reboot"}}).flags() == []
+
+
+def test_gadget_needs_root_and_systemd() -> None:
+    """Refused before anything is written; with both, script and unit arrive and are started."""
+    from colibri_kit.errors import PreflightError
+    from colibri_kit.transport.base import Completed
+
+    class Board:
+        def __init__(self, uid: bytes, systemd: int) -> None:
+            self.uid, self.systemd, self.files, self.ran = uid, systemd, {}, []  # type: ignore[var-annotated]
+
+        def run(self, argv: Any, **_more: Any) -> Completed:
+            self.ran.append(list(argv))
+            if argv[0] == "id":
+                return Completed(0, self.uid, b"")
+            return Completed(self.systemd if argv[0] == "test" else 0, b"", b"")
+
+        def put_stream(self, source: Any, size: int, path: str, *, mode: int) -> None:
+            self.files[path] = (source.read(), mode)
+            assert len(self.files[path][0]) == size
+
+    for uid, systemd in ((b"1000\n", 0), (b"0\n", 1)):
+        board = Board(uid, systemd)
+        with pytest.raises(PreflightError):
+            gadget.install(board)  # type: ignore[arg-type]
+        assert not board.files
+    board = Board(b"0\n", 0)
+    assert "/dev/ttyGS0" in gadget.install(board)  # type: ignore[arg-type]
+    assert board.files[f"{gadget.SCRIPT_PATH}.new"] == (gadget.script().encode(), 0o755)
+    assert board.ran[-1] == ["systemctl", "enable", "--now", "colibri-offload-gadget.service"]

@@ -34,6 +34,8 @@ void cb_os_close(struct cb_os_file *f);
 /* Reads of this file bypass the page cache from now on (aligned ones only).
  * Returns 0, or -1 where the file system does not do that. */
 int cb_os_direct(const struct cb_os_file *f, int on);
+/* Buffered reads of this file bring in no more than they ask for. */
+void cb_os_no_readahead(const struct cb_os_file *f);
 /* Asks the kernel to forget what it caches of a range; best effort. */
 void cb_os_drop_cache(const struct cb_os_file *f, uint64_t offset, uint64_t n);
 

@@ -235,6 +235,15 @@ int cb_os_direct(const struct cb_os_file *f, int on)
 #endif
 }
 
+void cb_os_no_readahead(const struct cb_os_file *f)
+{
+#ifdef POSIX_FADV_RANDOM
+    (void)posix_fadvise((int)f->h, 0, 0, POSIX_FADV_RANDOM);
+#else
+    (void)f;
+#endif
+}
+
 void cb_os_drop_cache(const struct cb_os_file *f, uint64_t offset, uint64_t n)
 {
 #ifdef POSIX_FADV_DONTNEED

@@ -128,6 +128,11 @@ int cb_os_direct(const struct cb_os_file *f, int on)
     return on ? -1 : 0; /* would need a handle of its own; the weights are preloaded here */
 }
 
+void cb_os_no_readahead(const struct cb_os_file *f)
+{
+    (void)f;
+}
+
 void cb_os_drop_cache(const struct cb_os_file *f, uint64_t offset, uint64_t n)
 {
     (void)f, (void)offset, (void)n;

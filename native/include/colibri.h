@@ -241,7 +241,8 @@ void cb_engine_offload(const struct cb_engine *e, struct cb_offload_info *info);
 
 /* Takes over another folder with the same geometry (a new release of the
  * weights) at a token boundary. The new golden is checked first; on any error
- * the old model stays. All sequences are at position 0 after it. Needs opt.hot_swap. */
+ * the old model stays. All sequences are at position 0 after it, except when the
+ * folder could not even be read: then nothing has changed. Needs opt.hot_swap. */
 int cb_swap(struct cb_engine *e, const char *model_dir, struct cb_err *err);
 
 /* Routing latency of the last cb_eval: ns per MoE layer (router product +

@@ -17,6 +17,7 @@
 #define SECOND UINT64_C(1000000000)
 #define BACKLOG 64
 #define TICK_MS 200
+#define IDLE_MS 1000 /* nobody is connected: a board may sleep */
 #define SOCKET_BYTES (64 * 1024) /* of the kernel's, one way: a slow reader costs no more */
 
 /* ---- new connections ---------------------------------------------------- */
@@ -184,9 +185,11 @@ static int drained(struct cb_server *s, uint64_t now)
 
 /* ---- the loop ----------------------------------------------------------- */
 
-static nfds_t fill_poll(struct cb_server *s)
+/* *ms: how long nothing can become due. */
+static nfds_t fill_poll(struct cb_server *s, int *ms)
 {
     nfds_t n = 0;
+    *ms = IDLE_MS;
     s->pfd[n++] = (struct pollfd){s->signal_fd, POLLIN, 0};
     s->pfd[n++] = (struct pollfd){s->wake_fd[0], POLLIN, 0};
     s->pfd[n++] = (struct pollfd){s->listen_fd[0], POLLIN, 0};
@@ -194,6 +197,8 @@ static nfds_t fill_poll(struct cb_server *s)
     for (uint32_t i = 0; i < s->opt.connections; i++) {
         const struct cb_conn *c = &s->conn[i];
         s->pfd[n++] = (struct pollfd){c->fd, c->fd >= 0 ? cb_conn_events(c) : (short)0, 0};
+        if (c->fd >= 0 || s->draining)
+            *ms = TICK_MS;
     }
     return n;
 }
@@ -217,7 +222,9 @@ static void serve_connection(struct cb_server *s, struct cb_conn *c, short got, 
 static void turn(struct cb_server *s)
 {
     char drop[256];
-    (void)poll(s->pfd, fill_poll(s), TICK_MS);
+    int ms = 0;
+    nfds_t n = fill_poll(s, &ms);
+    (void)poll(s->pfd, n, ms);
     uint64_t now = cb_os_now_ns();
     while (read(s->wake_fd[0], drop, sizeof drop) == (ssize_t)sizeof drop) {
     }
@@ -281,8 +288,9 @@ static int begin(struct cb_server *s, struct cb_err *err)
         return rc;
     for (int i = 0; i < 2; i++)
         if (s->listen_fd[i] >= 0 && listen(s->listen_fd[i], BACKLOG) != 0) {
-            cb_worker_stop(s);
-            return cb_fail(err, CB_EIO, "cannot listen: %s", strerror(errno));
+            rc = cb_fail(err, CB_EIO, "cannot listen: %s", strerror(errno));
+            (void)cb_worker_stop(s); /* it has nothing to do */
+            return rc;
         }
     cb_notify_open(&s->notify, s->opt.beat_fd);
     s->t_speed = cb_os_now_ns();
@@ -311,7 +319,10 @@ int cb_serve_run(struct cb_server *s, struct cb_engine *e, const struct cb_ledge
             return CB_SERVE_STUCK;
         }
     }
-    cb_worker_stop(s);
+    if (cb_worker_stop(s) != 0) {
+        cb_log_say(s->log, "error", "giving_up", "the engine's thread does not end");
+        return CB_SERVE_STUCK;
+    }
     cb_log_say(s->log, "info", "stopped", NULL);
     return CB_SERVE_DRAINED;
 }

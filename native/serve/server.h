@@ -107,7 +107,7 @@ int cb_serve_defaults(struct cb_serve_options *o, struct cb_err *err);
 
 /* worker.c */
 int cb_worker_start(struct cb_server *s, struct cb_err *err);
-void cb_worker_stop(struct cb_server *s);
+int cb_worker_stop(struct cb_server *s); /* -1: it does not end */
 void cb_worker_wake(struct cb_server *s); /* under the lock */
 
 /* queue.c: all take the lock themselves */

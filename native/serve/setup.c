@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -18,6 +19,8 @@
 #include "core/os.h"
 #include "model/engine.h"
 #include "serve/server.h"
+
+#define OTHER_FILES 192u /* shards of the model, twice in a swap, sockets, pipes */
 
 static void set_default(uint32_t *v, uint32_t value)
 {
@@ -230,6 +233,21 @@ static int check(const struct cb_serve_options *o, struct cb_err *err)
     return CB_OK;
 }
 
+/* A descriptor for every connection: accept() failing for want of one would leave
+ * the listening socket readable for ever. */
+static int raise_open_files(const struct cb_serve_options *o, struct cb_err *err)
+{
+    struct rlimit limit;
+    rlim_t want = (rlim_t)o->connections + OTHER_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want)
+        return CB_OK;
+    limit.rlim_cur = want;
+    if (limit.rlim_max < want || setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return cb_fail(err, CB_EINVAL, "--connections %u needs %llu open files, %llu are allowed",
+                       o->connections, (unsigned long long)want, (unsigned long long)limit.rlim_max);
+    return CB_OK;
+}
+
 int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, struct cb_err *err)
 {
     struct cb_server draft;
@@ -239,6 +257,8 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
     memset(&a, 0, sizeof a);
     a.size = count_bytes(o, &draft);
     int rc = check(o, err);
+    if (rc == CB_OK)
+        rc = raise_open_files(&draft.opt, err);
     if (rc < 0)
         return rc;
     a.base = cb_os_map(a.size, 0, err);

@@ -17,6 +17,8 @@
 #include "serve/logprob.h"
 #include "serve/server.h"
 
+#define STOP_S 10 /* longer than a step takes, even on a slow board */
+
 void cb_worker_wake(struct cb_server *s)
 {
     pthread_cond_signal(&s->wake);
@@ -442,13 +444,16 @@ int cb_worker_start(struct cb_server *s, struct cb_err *err)
     return CB_OK;
 }
 
-void cb_worker_stop(struct cb_server *s)
+int cb_worker_stop(struct cb_server *s)
 {
+    struct timespec until;
     pthread_mutex_lock(&s->lock);
     s->stop = 1;
     cb_worker_wake(s);
     pthread_mutex_unlock(&s->lock);
-    pthread_join(s->worker, NULL);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += STOP_S;
+    return pthread_timedjoin_np(s->worker, NULL, &until) == 0 ? 0 : -1;
 }
 #else
 typedef int cb_serve_worker_is_posix;

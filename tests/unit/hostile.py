@@ -64,7 +64,8 @@ def sample_model(factory: pytest.TempPathFactory, name: str = "qwen2moe") -> Pat
 def drive_program(sanitizer: str = "") -> Path:
     extra, link = SANITIZE[sanitizer]
     sources = [*eb.engine_sources(), DRIVE]
-    return eb._link(sources, (*eb._macros(), *extra), link, "drive" + sanitizer)
+    built: Path = eb._link(sources, (*eb._macros(), *extra), link, "drive" + sanitizer)
+    return built
 
 
 def drive(*words: object, sanitizer: str = "", timeout: float = 60) -> dict[str, str]:

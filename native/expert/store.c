@@ -489,7 +489,7 @@ int cb_store_resident(struct cb_store *s, uint32_t layer, uint32_t expert)
 }
 
 void cb_store_missing(struct cb_store *s, uint32_t layer, const uint32_t *expert, uint32_t n,
-                      uint8_t *missing, double read[CB_READERS_MAX + 1], uint32_t *readers)
+                      uint8_t *missing, double read[CB_READ_LEVELS])
 {
     pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < n; i++) {
@@ -497,7 +497,6 @@ void cb_store_missing(struct cb_store *s, uint32_t layer, const uint32_t *expert
         missing[i] = s->n_slot > 0 && (slot == CB_NO_SLOT || s->slot[slot].state != CB_SLOT_READY);
     }
     memcpy(read, s->read_ns, sizeof s->read_ns);
-    *readers = s->n_reader;
     pthread_mutex_unlock(&s->mutex);
 }
 

@@ -243,7 +243,7 @@ static void describe(struct cb_offload *o, const struct cb_chunk *c, uint32_t n,
     memset(l, 0, sizeof *l);
     for (uint32_t i = 0; i < n; i++)
         o->rows[i] = e->w.row_first[i + 1] - e->w.row_first[i];
-    cb_store_missing(&c->e->store, layer, e->w.distinct, n, o->missing, l->read, &l->readers);
+    cb_store_missing(&c->e->store, layer, e->w.distinct, n, o->missing, l->read);
     l->n = n;
     l->rows = o->rows;
     l->missing = o->missing;

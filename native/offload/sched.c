@@ -56,25 +56,17 @@ void cb_sched_order(const struct cb_sched_layer *l, uint32_t *order)
     }
 }
 
-/* A level that was never seen: as if the medium's rate were the limit, so that
- * each of n readers takes n times as long as one alone. */
-static double read_ns(const struct cb_sched_layer *l, uint32_t level)
+/* Reading n records; a number that was never seen in proportion to the nearest. */
+static double reading(const struct cb_sched_layer *l, uint32_t n)
 {
+    uint32_t most = CB_READ_LEVELS - 1, level = n < most ? n : most;
     for (uint32_t away = 0; away < CB_READ_LEVELS; away++)
         for (int up = 0; up < 2; up++) {
             uint32_t known = up ? level + away : level - away;
-            if (known >= 1 && known < CB_READ_LEVELS && l->read[known] > 0.0)
-                return l->read[known] * level / known;
+            if (known >= 1 && known <= most && l->read[known] > 0.0)
+                return l->read[known] * n / known;
         }
     return 0.0;
-}
-
-/* n records by several readers: full rounds, then the rest. */
-static double reading(const struct cb_sched_layer *l, uint32_t n)
-{
-    uint32_t readers = l->readers > 0 ? l->readers : 1;
-    uint32_t rounds = n / readers, rest = n % readers;
-    return rounds * read_ns(l, readers) + (rest > 0 ? read_ns(l, rest) : 0.0);
 }
 
 double cb_sched_time(const struct cb_sched *s, const struct cb_sched_layer *l,

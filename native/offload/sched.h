@@ -8,8 +8,9 @@
 
 #include <stdint.h>
 
+#include "expert/store.h" /* CB_READ_LEVELS */
+
 #define CB_COST_BINS 9u
-#define CB_READ_LEVELS 17u
 
 struct cb_sched {
     double here[CB_COST_BINS];   /* one expert, computed here; 0 = not known */
@@ -25,8 +26,7 @@ struct cb_sched_layer {
     const uint8_t *missing;      /* [n] would have to be read first */
     double shared;               /* the shared expert, in experts of shared_rows rows */
     uint32_t shared_rows;
-    double read[CB_READ_LEVELS]; /* reading one record while 1 … readers are at it; 0 = not known */
-    uint32_t readers;
+    double read[CB_READ_LEVELS]; /* [n]: reading n records at once; 0 = not known */
     uint64_t row_up, row_down;   /* bytes a row costs each way */
     uint64_t token_up;           /* bytes of one token's activations */
     uint32_t tokens;             /* of the chunk: no more are ever sent */

@@ -31,6 +31,7 @@ VERBS: dict[str, str] = {
     "inspect": "Show what a GGUF or .coli model holds.",
     "logits": "Run token ids through a model and save the logits.",
     "logs": "Show a board's engine log.",
+    "offload": "Compute experts for a board over a cable, or measure it.",
     "plan": "Show what a model takes on a board, and whether it fits.",
     "probe": "Measure latency, speed and memory on a board.",
     "rollback": "Go back to the previous release on a board.",

@@ -25,7 +25,7 @@ int cli_exit_status(int code); /* of an enum cb_code */
 /* Every verb gets the words after its name and returns an exit status. */
 typedef int cli_verb_fn(int argc, char **argv);
 cli_verb_fn verb_run, verb_check, verb_logits, verb_tokenize, verb_selftest, verb_bench, verb_plan,
-    verb_probe, verb_serve, verb_version;
+    verb_probe, verb_serve, verb_expertd, verb_version;
 
 extern uint64_t cli_start_ns; /* when main() began */
 
@@ -52,6 +52,7 @@ int cli_error(const struct cli_args *a, const struct cb_err *err);
 struct cli_model {
     struct cb_options opt;
     int lock, over_budget, buffered, no_lookahead, hot_swap; /* flags, before they are in opt */
+    uint32_t offload_share; /* UINT32_MAX = not given */
     const char *cache_experts; /* "N" or "all" */
     float extra_below;         /* NAN = not given */
 };
@@ -61,6 +62,12 @@ int cli_model_check(struct cli_model *m, struct cb_err *err);
 /* Those about memory and experts (memory.c). */
 void cli_memory_args(struct cli_args *a, struct cli_model *m);
 int cli_memory_check(struct cli_model *m, struct cb_err *err);
+/* Those about the offload link, and what is said of it (offload.c): one line
+ * when there is a link, "offload": {…} or null. */
+void cli_offload_args(struct cli_args *a, struct cli_model *m);
+int cli_offload_check(struct cli_model *m, struct cb_err *err);
+void cli_print_offload(FILE *f, const struct cb_engine *e, const struct cb_counters *c);
+void cli_json_offload(struct json *j, const struct cb_engine *e, const struct cb_counters *c);
 /* "scalar" … of a build that has it; CB_EINVAL names those that it has. */
 int cli_isa_check(const char *isa, struct cb_err *err);
 

@@ -17,6 +17,7 @@ static void check_report(const struct cli_args *a, const struct cli_model *m,
     cb_engine_counters(e, &c);
     if (!a->json) {
         cli_print_cache(stdout, m, &c);
+        cli_print_offload(stdout, e, &c);
         cli_print_lossy(stdout, m, &c);
         if (ok)
             printf("golden ok %s (%s, %u thread%s, %.2f s)\n", hex, info.isa, info.threads,
@@ -34,6 +35,7 @@ static void check_report(const struct cli_args *a, const struct cli_model *m,
     cli_json_model(&j, &info);
     cli_json_lossy(&j, &c);
     cli_json_cache(&j, m, &ledger, &c);
+    cli_json_offload(&j, e, &c);
     cli_json_ledger(&j, "ledger", &ledger);
     json_end(&j, '}');
     putchar('\n');

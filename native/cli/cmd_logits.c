@@ -118,6 +118,7 @@ static void logits_report(const struct logits *l)
     double rate = cli_per_second(c.tokens_prefill + c.tokens_decode, c.ns_prefill + c.ns_decode);
     if (!l->args.json) {
         cli_print_cache(stderr, &l->model, &c);
+        cli_print_offload(stderr, l->e, &c);
         fprintf(stderr, "%u tokens, %.1f tok/s (%s, threads: %u) -> %s\n", l->n, rate, l->info.isa,
                 l->info.threads, l->out);
         cli_print_lossy(stderr, &l->model, &c);
@@ -133,6 +134,7 @@ static void logits_report(const struct logits *l)
     json_float(&j, "tok_s", rate);
     cli_json_lossy(&j, &c);
     cli_json_cache(&j, &l->model, &ledger, &c);
+    cli_json_offload(&j, l->e, &c);
     cli_json_model(&j, &l->info);
     json_end(&j, '}');
     putchar('\n');

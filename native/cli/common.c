@@ -79,6 +79,7 @@ void cli_model_args(struct cli_args *a, struct cli_model *m)
     };
     cli_args_add(a, rows, sizeof rows / sizeof rows[0]);
     cli_memory_args(a, m);
+    cli_offload_args(a, m);
 }
 
 int cli_isa_check(const char *isa, struct cb_err *err)
@@ -118,6 +119,8 @@ int cli_model_check(struct cli_model *m, struct cb_err *err)
     int rc = cli_isa_check(m->opt.isa, err);
     if (rc == CB_OK)
         rc = cli_memory_check(m, err);
+    if (rc == CB_OK)
+        rc = cli_offload_check(m, err);
     return rc < 0 ? rc : manifest_there(m->opt.model_dir, err);
 }
 

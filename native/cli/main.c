@@ -15,6 +15,7 @@ static const struct verb {
     {NULL, "serve", "answer over HTTP, for months", verb_serve},
     {NULL, "tokenize", "turn text from stdin into token ids", verb_tokenize},
     {NULL, "logits", "run token ids through the model and save the logits", verb_logits},
+    {NULL, "expertd", "compute experts for a board at the other end of a link", verb_expertd},
     {"Check", "check", "load the model and reproduce its golden", verb_check},
     {NULL, "plan", "show what the model will take of memory, without loading it", verb_plan},
     {NULL, "selftest", "hold every kernel to the scalar reference", verb_selftest},

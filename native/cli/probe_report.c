@@ -143,6 +143,7 @@ void probe_json(struct probe *p)
     json_faults(&j, "major_faults_per_token", p->major, p);
     cli_json_lossy(&j, &p->counters);
     cli_json_cache(&j, &p->model, &ledger, &p->counters);
+    cli_json_offload(&j, p->e, &p->counters);
     json_begin(&j, "memory", '{');
     json_memory(&j, "before", &p->memory_before);
     json_memory(&j, "after", &p->memory_after);
@@ -183,6 +184,7 @@ void probe_table(struct probe *p)
            cli_per_second(p->prompt, stats_rank(p->prefill, p->runs, 50)),
            cli_per_second(p->tokens, stats_rank(p->decode, p->runs, 50)), p->runs);
     cli_print_cache(stdout, &p->model, &p->counters);
+    cli_print_offload(stdout, p->e, &p->counters);
     cli_print_lossy(stdout, &p->model, &p->counters);
     if (p->memory_after.rss_anon != UINT64_MAX)
         printf("memory: anonymous %s, file %s, peak %s; grew %" PRId64 " bytes while measuring\n",

@@ -71,6 +71,7 @@ void run_print_end(const struct run *r, const struct cb_gen_result *g, const str
     if (n_route)
         print_routes(stderr);
     cli_print_cache(stderr, &r->model, c);
+    cli_print_offload(stderr, r->e, c);
     fprintf(stderr,
             "prefill %u tokens %.1f tok/s, decode %" PRIu64 " tokens %.1f tok/s, first token %.0f ms, "
             "finish: %s\n",
@@ -102,6 +103,7 @@ void run_print_json(const struct run *r, const struct cb_gen_result *g, const st
     json_end(&j, '}');
     cli_json_lossy(&j, c);
     cli_json_cache(&j, &r->model, &ledger, c);
+    cli_json_offload(&j, r->e, c);
     cli_json_ledger(&j, "ledger", &ledger);
     cli_json_model(&j, &r->info);
     json_begin(&j, "golden", '{');

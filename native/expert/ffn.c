@@ -12,6 +12,7 @@
 #include "core/os.h"
 #include "expert/fault.h"
 #include "model/forward.h"
+#include "offload/offload.h"
 #include "router/router.h"
 
 #define NO_EXPERT UINT32_MAX
@@ -298,21 +299,28 @@ static uint32_t leave_out_misses(struct cb_chunk *c, uint32_t n, int32_t *missin
     return *n_missing > 0 ? distinct_experts(c) : n;
 }
 
+/* The distinct experts that this machine computes, as indices into w.distinct. */
+struct picks {
+    uint32_t n;
+    uint32_t at[CB_MAX_EXPERT];
+};
+
 /* Puts what is ready into segments; wait: at least one. Returns how many, or
  * CB_EEXPERT. */
-static int gather(struct cb_chunk *c, uint32_t n_seg, int wait, uint32_t *index,
+static int gather(struct cb_chunk *c, const struct picks *p, uint32_t n_seg, uint32_t *index,
                   struct cb_err *err)
 {
     struct cb_work *w = &c->e->w;
     for (;;) {
         uint32_t i;
         struct cb_segment *seg = &w->seg[n_seg];
-        int rc = cb_store_ready(&c->e->store, wait && n_seg == 0, &i, &seg->ffn, err);
+        int rc = cb_store_ready(&c->e->store, n_seg == 0, &i, &seg->ffn, err);
         if (rc <= 0)
             return rc < 0 ? rc : (int)n_seg;
-        seg->first = w->row_first[i];
-        seg->n = w->row_first[i + 1] - seg->first;
-        seg->expert = w->distinct[i];
+        uint32_t at = p->at[i];
+        seg->first = w->row_first[at];
+        seg->n = w->row_first[at + 1] - seg->first;
+        seg->expert = w->distinct[at];
         atomic_store(&seg->failed, 0);
         index[n_seg++] = i;
     }
@@ -337,37 +345,123 @@ static int finish_wave(struct cb_chunk *c, uint32_t n_seg, const uint32_t *index
     return rc;
 }
 
-/* All experts of the layer (and the shared one with the first wave). */
-static int run_experts(struct cb_chunk *c, struct cb_err *err)
+/* Asks the store for them; reads of what is missing start. */
+static void want(struct cb_chunk *c, const struct picks *p)
+{
+    uint32_t list[CB_MAX_EXPERT];
+    for (uint32_t i = 0; i < p->n; i++)
+        list[i] = c->e->w.distinct[p->at[i]];
+    cb_store_want(&c->e->store, moe_layer(c), list, p->n);
+}
+
+/* The wave's time, for the offload scheduler. A shared expert counts for as
+ * many as it is wide. */
+static void note_wave(struct cb_chunk *c, uint32_t n_seg, uint64_t ns)
+{
+    const struct cb_manifest *m = &c->e->rel->m;
+    uint32_t n = 0, rows = 0;
+    double width = 0.0;
+    for (uint32_t s = 0; s < n_seg; s++) {
+        const struct cb_segment *seg = &c->e->w.seg[s];
+        int shared = seg->expert == NO_EXPERT;
+        n += !shared;
+        rows += shared ? 0 : seg->n;
+        width += shared ? (double)m->n_shexp_ff / m->n_expert_ff : 1.0;
+    }
+    if (n > 0)
+        cb_offload_note_here(c->e->offload, (rows + n - 1) / n, (double)ns / width);
+}
+
+/* What was wanted, and the shared expert with the first wave, in waves. */
+static int run_wanted(struct cb_chunk *c, const struct picks *p, const struct cb_ffn *shared,
+                      struct cb_err *err)
 {
     struct cb_engine *e = c->e;
-    struct cb_work *w = &e->w;
-    const struct cb_layer *l = &e->rel->layer[c->il];
-    uint32_t index[CB_MAX_EXPERT + 1], K = e->used_max, n = distinct_experts(c), done = 0;
-    int32_t missing[CB_MAX_EXPERT];
-    uint32_t n_missing = 0;
-    if (e->opt.on_miss == CB_MISS_ZEROS)
-        n = leave_out_misses(c, n, missing, &n_missing);
-    cb_store_want(&e->store, moe_layer(c), w->distinct, n);
-    cb_store_fetch(&e->store, moe_layer(c), missing, n_missing);
-    look_ahead(c);
-    int shared = l->shexp.gate.data != NULL, rc = 0;
-    while (rc == 0 && (done < n || shared)) {
+    uint32_t index[CB_MAX_EXPERT + 1], done = 0, K = e->used_max;
+    int rc = 0;
+    while (rc == 0 && (done < p->n || shared != NULL)) {
         uint32_t n_seg = 0;
-        if (shared) {
-            whole_segment(c, &w->seg[n_seg++], &l->shexp, c->n * K, c->n * K);
-            shared = 0;
+        if (shared != NULL) {
+            whole_segment(c, &e->w.seg[n_seg++], shared, c->n * K, c->n * K);
+            shared = NULL;
         }
-        rc = gather(c, n_seg, 1, index, err);
+        rc = gather(c, p, n_seg, index, err);
         if (rc < 0)
             break;
-        for (uint32_t s = 0; s < (uint32_t)rc; s++)
-            done += w->seg[s].expert != NO_EXPERT;
-        run_segments(c, (uint32_t)rc);
-        rc = finish_wave(c, (uint32_t)rc, index, err);
+        n_seg = (uint32_t)rc;
+        for (uint32_t s = 0; s < n_seg; s++)
+            done += e->w.seg[s].expert != NO_EXPERT;
+        uint64_t start = e->offload != NULL ? cb_os_now_ns() : 0;
+        run_segments(c, n_seg);
+        if (e->offload != NULL)
+            note_wave(c, n_seg, cb_os_now_ns() - start);
+        rc = finish_wave(c, n_seg, index, err);
     }
     cb_store_end(&e->store);
     return rc;
+}
+
+static void pick(struct picks *p, const uint8_t *flag, uint8_t value, uint32_t n)
+{
+    p->n = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (flag[i] == value)
+            p->at[p->n++] = i;
+}
+
+/* All experts of the layer, the shared one too. What goes over the link is sent
+ * first and waited for last; what does not come back is computed here. */
+static int run_experts(struct cb_chunk *c, struct cb_err *err)
+{
+    struct cb_engine *e = c->e;
+    const struct cb_layer *l = &e->rel->layer[c->il];
+    uint32_t n = distinct_experts(c), n_missing = 0;
+    int32_t missing[CB_MAX_EXPERT];
+    uint8_t remote[CB_MAX_EXPERT] = {0};
+    struct picks mine;
+    if (e->opt.on_miss == CB_MISS_ZEROS)
+        n = leave_out_misses(c, n, missing, &n_missing);
+    if (e->offload != NULL)
+        cb_offload_send(e->offload, c, n, remote);
+    pick(&mine, remote, 0, n);
+    want(c, &mine);
+    cb_store_fetch(&e->store, moe_layer(c), missing, n_missing);
+    look_ahead(c);
+    int rc = run_wanted(c, &mine, l->shexp.gate.data != NULL ? &l->shexp : NULL, err);
+    if (e->offload == NULL)
+        return rc;
+    if (rc != 0) {
+        cb_offload_cancel(e->offload);
+        return rc;
+    }
+    if (cb_offload_wait(e->offload, c, n, remote) == 0)
+        return 0;
+    pick(&mine, remote, 1, n);
+    want(c, &mine);
+    return run_wanted(c, &mine, NULL, err);
+}
+
+int cb_ffn_rows(struct cb_engine *e, uint32_t il, uint32_t n_token, const struct cb_ffn_row *row,
+                uint32_t n_row, struct cb_err *err)
+{
+    struct cb_chunk c = {e, n_token, il, 0};
+    struct cb_work *w = &e->w;
+    struct picks all = {0, {0}};
+    for (uint32_t i = 0; i < n_row; i++) {
+        if (i == 0 || row[i].expert != row[i - 1].expert) {
+            w->row_first[all.n] = i;
+            w->distinct[all.n] = row[i].expert;
+            all.at[all.n] = all.n;
+            all.n++;
+        }
+        w->row_token[i] = row[i].token;
+        w->row_out[i] = i;
+    }
+    w->row_first[all.n] = n_row;
+    w->in.f32 = w->xn;
+    w->in.stride = cb_pad_group(e->rel->m.n_embd);
+    want(&c, &all);
+    return run_wanted(&c, &all, NULL, err);
 }
 
 int cb_ffn_layer(struct cb_chunk *c, struct cb_err *err)

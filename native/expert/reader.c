@@ -52,6 +52,22 @@ static int protect(const struct cb_store *s, const struct cb_slot *c, enum cb_os
     return cb_fail(err, CB_EIO, "the access to its slot could not be changed (vm.max_map_count?)");
 }
 
+/* The last of the reads that began together is done: what n of them take. */
+static void note_batch(struct cb_store *s)
+{
+    uint32_t n = s->batch_n;
+    if (n == 0 || s->queue_n > 0 || s->busy > 1)
+        return;
+    double ns = (double)(cb_os_now_ns() - s->batch_ns);
+    if (n >= CB_READ_LEVELS) {
+        ns = ns * (CB_READ_LEVELS - 1) / n;
+        n = CB_READ_LEVELS - 1;
+    }
+    double *mean = &s->read_ns[n];
+    *mean = *mean > 0.0 ? *mean + (ns - *mean) / 8.0 : ns;
+    s->batch_n = 0;
+}
+
 static void load(struct cb_store *s, uint32_t slot)
 {
     struct cb_slot *c = &s->slot[slot];
@@ -67,6 +83,7 @@ static void load(struct cb_store *s, uint32_t slot)
         rc = protect(s, c, CB_OS_READ, &err);
     cb_os_drop_cache(&s->file[r->shard], r->offset, r->size);
     pthread_mutex_lock(&s->mutex);
+    note_batch(s);
     s->counters->bytes_read += r->size * (1u + (uint32_t)retried);
     s->counters->retries += (uint32_t)retried;
     c->state = rc == 0 ? CB_SLOT_READY : CB_SLOT_FAILED;
@@ -81,6 +98,12 @@ static void load(struct cb_store *s, uint32_t slot)
 
 void cb_reader_push(struct cb_store *s, uint32_t slot)
 {
+    if (s->busy == 0 && s->queue_n == 0) {
+        s->batch_ns = cb_os_now_ns();
+        s->batch_n = 0;
+    }
+    if (s->batch_n > 0 || (s->busy == 0 && s->queue_n == 0))
+        s->batch_n++;
     s->queue[(s->queue_head + s->queue_n++) % s->n_slot] = slot;
     pthread_cond_signal(&s->work);
 }

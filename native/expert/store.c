@@ -488,6 +488,18 @@ int cb_store_resident(struct cb_store *s, uint32_t layer, uint32_t expert)
     return there;
 }
 
+void cb_store_missing(struct cb_store *s, uint32_t layer, const uint32_t *expert, uint32_t n,
+                      uint8_t *missing, double read[CB_READ_LEVELS])
+{
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = cb_store_record(s, layer, expert[i])->slot;
+        missing[i] = s->n_slot > 0 && (slot == CB_NO_SLOT || s->slot[slot].state != CB_SLOT_READY);
+    }
+    memcpy(read, s->read_ns, sizeof s->read_ns);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 void cb_store_fetch(struct cb_store *s, uint32_t layer, const int32_t *expert, uint32_t n)
 {
     pthread_mutex_lock(&s->mutex);

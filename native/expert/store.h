@@ -22,6 +22,7 @@
 #include "model/mat.h"
 
 #define CB_READERS_MAX 16u
+#define CB_READ_LEVELS 17u        /* times are kept for 1 … 16 records */
 #define CB_AHEAD_MAX 64u          /* look-ahead requests waiting */
 #define CB_NO_SLOT UINT32_MAX
 
@@ -92,6 +93,9 @@ struct cb_store {
     struct cb_counters *counters;
     int (*io_hook)(void *, uint32_t, uint64_t, uint64_t);
     void *io_ud;
+    double read_ns[CB_READ_LEVELS]; /* [n]: reading n records at once, average; 0 = not seen */
+    uint64_t batch_ns;            /* when the reads under way began */
+    uint32_t batch_n;             /* how many they are; 0 = not measured */
     struct cb_err err;            /* why the last record became unhealthy */
     _Atomic int32_t waiting_for;  /* expert that compute waits for, -1 = none: the watchdog's view */
 };
@@ -132,6 +136,10 @@ void cb_store_end(struct cb_store *s);
 
 /* 1 when expert e of layer l could be used at once. */
 int cb_store_resident(struct cb_store *s, uint32_t layer, uint32_t expert);
+/* missing[i]: expert[i] would have to be read first. read gets read_ns: what
+ * offloading weighs. */
+void cb_store_missing(struct cb_store *s, uint32_t layer, const uint32_t *expert, uint32_t n,
+                      uint8_t *missing, double read[CB_READ_LEVELS]);
 /* Begins to read experts that nobody waits for (on_miss = zeros). */
 void cb_store_fetch(struct cb_store *s, uint32_t layer, const int32_t *expert, uint32_t n);
 /* Reads these soon, if storage is idle: experts that layer will likely want. */

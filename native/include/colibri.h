@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define CB_VERSION "0.1.0"
-#define CB_ABI 3u /* raised whenever a struct below changes */
+#define CB_ABI 4u /* raised whenever a struct below changes */
 
 enum cb_code {
     CB_OK = 0,
@@ -101,6 +101,10 @@ struct cb_options {
     uint32_t token_deadline_ms; /* 0 = no watchdog */
     cb_stuck_fn on_stuck;
     void *stuck_ud;
+    const char *offload;     /* a link to a module that computes experts (docs/offload.md): /dev/…,
+                              * unix:PATH, tcp:ADDRESS:PORT; NULL = none. Never changes bits */
+    uint32_t offload_force;  /* for tests: 1 + percent of the experts that go; 0 = the cost model */
+    uint32_t offload_deadline_ms; /* a layer waits this long for the module; 0 = from measurements */
     const char *pin_file;    /* experts to keep always: text lines "layer expert"; NULL = none */
     /* Test hook: called before a reader's pread of n bytes at offset of shard;
      * non-zero = an errno to fail with. It may sleep. NULL in use. */
@@ -206,8 +210,34 @@ struct cb_counters {
     uint64_t extra;                  /* (layer, token) routings with one more expert */
     uint64_t swaps;                  /* models taken over by cb_swap */
     uint64_t stuck;                  /* tokens over their deadline */
+    /* The offload link; an expert counts once a layer and chunk. */
+    uint64_t offload_experts;        /* computed at the other end */
+    uint64_t offload_bytes_out, offload_bytes_in;
+    uint64_t ns_offload_wait;        /* after all else of the layer was done */
+    uint64_t offload_connects;       /* greetings that succeeded */
+    uint64_t offload_local;          /* sent away, computed here after all */
+    uint64_t offload_late;           /* layers whose deadline passed */
+    uint64_t offload_dropped;        /* results that came after it */
+    uint64_t offload_cut;            /* connections that ended or went silent */
+    uint64_t offload_crc;            /* frames dropped for their CRC */
+    uint64_t offload_garbage;        /* runs of bytes between frames */
+    uint64_t offload_gaps;           /* frames missing in the module's sequence */
+    uint64_t offload_refused;        /* modules with another model, golden, geometry or protocol */
+    uint64_t offload_errors;         /* ERROR frames, and frames without sense */
+    uint64_t offload_wrong;          /* trials that gave other bits */
 };
 void cb_engine_counters(const struct cb_engine *e, struct cb_counters *c);
+
+/* How the offload link is. Averages; 0 = not measured. */
+struct cb_offload_info {
+    char state[12];          /* "off", "down", "up", "demoted": not asked for a while */
+    char why[160];           /* the last trouble, "" = none */
+    char who[40];            /* what the module says it is */
+    uint64_t latency_ns;     /* a small frame there and one back */
+    uint64_t bytes_s;
+    uint64_t expert_here_ns, expert_there_ns; /* one expert, one row */
+};
+void cb_engine_offload(const struct cb_engine *e, struct cb_offload_info *info);
 
 /* Takes over another folder with the same geometry (a new release of the
  * weights) at a token boundary. The new golden is checked first; on any error

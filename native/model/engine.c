@@ -7,6 +7,7 @@
 #include "core/sample.h"
 #include "model/forward.h"
 #include "model/layout.h"
+#include "offload/offload.h"
 
 /* ---- planning and opening ----------------------------------------------- */
 
@@ -132,6 +133,8 @@ static int build(const struct cb_engine *draft, struct cb_files *f, struct cb_en
         rc = cb_watch_open(&e->watch, &e->opt, &e->store, err);
     if (rc == 0)
         rc = cb_forward_prepare(e, err);
+    if (rc == 0)
+        rc = cb_offload_open(e, err);
     if (rc != 0) {
         cb_engine_close(e);
         return rc;
@@ -139,6 +142,7 @@ static int build(const struct cb_engine *draft, struct cb_files *f, struct cb_en
     e->opt.model_dir = NULL;
     e->opt.isa = NULL;
     e->opt.pin_file = NULL;
+    e->opt.offload = NULL;
     *out = e;
     return 0;
 }
@@ -166,6 +170,7 @@ void cb_engine_close(struct cb_engine *e)
 {
     if (e == NULL)
         return;
+    cb_offload_close(e->offload);
     cb_watch_close(&e->watch);
     cb_pool_close(&e->pool);
     cb_store_close(&e->store);
@@ -216,6 +221,8 @@ const float *cb_logits(const struct cb_engine *e)
 void cb_engine_counters(const struct cb_engine *e, struct cb_counters *c)
 {
     cb_store_counters(&e->store, c);
+    if (e->offload != NULL)
+        cb_offload_counters(e->offload, c);
 }
 
 const uint64_t *cb_route_ns(const struct cb_engine *e)
@@ -280,6 +287,7 @@ size_t cb_sizeof(const char *name)
         {"cb_ledger", sizeof(struct cb_ledger)},
         {"cb_info", sizeof(struct cb_info)},
         {"cb_counters", sizeof(struct cb_counters)},
+        {"cb_offload_info", sizeof(struct cb_offload_info)},
         {"cb_sampling", sizeof(struct cb_sampling)},
         {"cb_gen_result", sizeof(struct cb_gen_result)},
     };

@@ -95,6 +95,8 @@ struct cb_release {
     uint64_t room_bytes;
 };
 
+struct cb_offload;
+
 struct cb_engine {
     struct cb_options opt;   /* with the defaults filled in; model_dir is NULL */
     struct cb_kernels kern;
@@ -113,6 +115,7 @@ struct cb_engine {
     uint32_t n_slot;         /* expert slots planned */
     uint64_t slot_bytes;
     struct cb_watch watch;
+    struct cb_offload *offload; /* NULL = no link asked for */
     uint32_t *pos;           /* [sequences] tokens in each KV cache */
     struct cb_counters counters;
     uint64_t *route_ns;      /* [n_moe_layer] of the last cb_eval */

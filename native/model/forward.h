@@ -35,6 +35,15 @@ void cb_attention(struct cb_chunk *c);
  * w.chosen and w.weight. CB_ENUMERIC for a router logit that is no number,
  * CB_EEXPERT for an expert that cannot be had. */
 int cb_ffn_layer(struct cb_chunk *c, struct cb_err *err);
+/* ffn.c: experts asked for by another engine (offload/module.c). The n_token
+ * inputs stand in w.xn and w.in in the forms that the experts want; rows are in
+ * ascending order of experts, n_row <= batch * K. Row i's output goes to row i
+ * of w.out. */
+struct cb_ffn_row {
+    uint32_t expert, token;
+};
+int cb_ffn_rows(struct cb_engine *e, uint32_t il, uint32_t n_token, const struct cb_ffn_row *row,
+                uint32_t n_row, struct cb_err *err);
 /* ffn.c: adds the FFN outputs of token t into y [d], in rank order. */
 void cb_ffn_combine(const struct cb_chunk *c, uint32_t t, float *y);
 

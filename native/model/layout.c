@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "model/kv.h"
+#include "offload/offload.h"
 
 /* Code, libc and what the kernel keeps for us; measured at 0.6 to 1.4 MiB. */
 #define RUNTIME_BYTES (2u << 20)
@@ -49,7 +50,7 @@ int cb_options_resolve(struct cb_options *opt, const struct cb_manifest *m, stru
     if (opt->sequences > CB_SEQ_MAX)
         return cb_fail(err, CB_EINVAL, "sequences %u is more than %u", opt->sequences, CB_SEQ_MAX);
     opt->batch = max32(min32(opt->batch, opt->ctx), opt->sequences); /* a decode step fits */
-    return 0;
+    return cb_offload_check(opt, m, err);
 }
 
 /* ---- dense tensors ------------------------------------------------------ */
@@ -303,11 +304,13 @@ int cb_layout(struct cb_engine *e, struct cb_arena *a, const struct cb_files *f,
      * at 16 MiB all the same. */
     e->text_max = (size_t)min32(max32(e->opt.ctx, 4096), 1u << 20) * 16;
     e->text_scratch = cb_arena_take(a, CB_L_TOKENIZER, cb_text_scratch_bytes(e->text_max), 1);
+    if (e->opt.offload != NULL)
+        cb_offload_layout(&e->offload, a, e);
     if ((rc = take_store(e, a, f, err)) != 0)
         return rc;
     if (a->overflow)
         return cb_fail(err, CB_EBUDGET, "the plan does not fit in 64 bits");
-    a->line[CB_L_STACKS] = (uint64_t)e->opt.threads * CB_POOL_STACK;
+    a->line[CB_L_STACKS] += (uint64_t)e->opt.threads * CB_POOL_STACK;
     a->line[CB_L_RUNTIME] = RUNTIME_BYTES;
     return 0;
 }

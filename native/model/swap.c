@@ -8,6 +8,7 @@
 
 #include "model/forward.h"
 #include "model/layout.h"
+#include "offload/offload.h"
 
 static int same_geometry(const struct cb_manifest *a, const struct cb_manifest *b)
 {
@@ -81,6 +82,7 @@ static int take_over(struct cb_engine *e, struct cb_files *f, struct cb_err *err
     rc = cb_store_exchange(&e->store, f, err);
     if (rc == 0) {
         e->rel = new;
+        cb_offload_model_changed(e);
         rc = cb_forward_prepare(e, err);
     }
     if (rc == 0) {
@@ -94,6 +96,7 @@ static int take_over(struct cb_engine *e, struct cb_files *f, struct cb_err *err
     e->rel = old;
     cb_store_restore(&e->store, f, &ignored);
     cb_forward_prepare(e, &ignored);
+    cb_offload_model_changed(e);
     return rc;
 }
 

@@ -117,6 +117,30 @@ static void engine(const struct cb_server *s, struct cb_buf *b)
     gauge(b, "expert_slots", "slots for experts", (double)s->ledger.slots);
 }
 
+/* All zero without a link. */
+static void offload(const struct cb_counters *c, struct cb_buf *b)
+{
+    count(b, "offload_experts_total", "experts computed at the other end", c->offload_experts);
+    count(b, "offload_local_total", "sent away, computed here after all", c->offload_local);
+    count(b, "offload_bytes_out_total", "bytes sent over the link", c->offload_bytes_out);
+    count(b, "offload_bytes_in_total", "bytes received over it", c->offload_bytes_in);
+    count(b, "offload_connects_total", "greetings that succeeded", c->offload_connects);
+    head(b, "offload_trouble_total", "counter", "what went wrong on the link; never the answer");
+    const struct {
+        const char *kind;
+        uint64_t n;
+    } trouble[] = {
+        {"late", c->offload_late}, {"dropped", c->offload_dropped}, {"cut", c->offload_cut},
+        {"crc", c->offload_crc}, {"garbage", c->offload_garbage}, {"gaps", c->offload_gaps},
+        {"refused", c->offload_refused}, {"errors", c->offload_errors}, {"wrong", c->offload_wrong},
+    };
+    for (size_t i = 0; i < sizeof trouble / sizeof trouble[0]; i++)
+        cb_buf_fmt(b, "colibri_offload_trouble_total{kind=\"%s\"} %llu\n", trouble[i].kind,
+                   (unsigned long long)trouble[i].n);
+    head(b, "offload_wait_seconds_total", "counter", "time that layers waited for the link");
+    cb_buf_fmt(b, "colibri_offload_wait_seconds_total %.9f\n", (double)c->ns_offload_wait / 1e9);
+}
+
 static void machine(struct cb_buf *b)
 {
     struct cb_machine m;
@@ -145,6 +169,7 @@ void cb_status_metrics(struct cb_server *s, struct cb_buf *b)
     pthread_mutex_lock(&s->lock);
     requests(s, b);
     engine(s, b);
+    offload(&s->counters, b);
     pthread_mutex_unlock(&s->lock);
     machine(b);
 }

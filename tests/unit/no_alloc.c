@@ -1,6 +1,6 @@
 /* no_alloc.c — generates tokens with every way to get memory shut.
  *
- * no_alloc MODEL TOKENS [cheat]: opens the model, then forbids mmap, mremap and
+ * no_alloc MODEL TOKENS [cheat | LINK]: opens the model, then forbids mmap, mremap and
  * brk by seccomp (the kernel kills the process on the first one) and counts the
  * calls of malloc, calloc, realloc, free and mmap, generates answers until there
  * are TOKENS tokens and prints what it saw. With "cheat" it allocates itself, to show that the
@@ -113,6 +113,11 @@ static int generate(struct cb_engine *e, uint32_t n, uint64_t seed, struct cb_ge
 int main(int argc, char **argv)
 {
     struct cb_options opt = {.model_dir = argc > 1 ? argv[1] : "", .threads = 2};
+    int cheat = argc > 3 && strcmp(argv[3], "cheat") == 0;
+    if (argc > 3 && !cheat) { /* half of the experts at the other end */
+        opt.offload = argv[3];
+        opt.offload_force = 51;
+    }
     struct cb_engine *e = NULL;
     struct cb_err err = {0, ""};
     struct cb_gen_result res;
@@ -133,7 +138,7 @@ int main(int argc, char **argv)
     int rc = 0;
     for (uint64_t seed = 0; rc == 0 && shown < (long)n && seed < 1000; seed++)
         rc = generate(e, n, seed, &res, &err);
-    if (argc > 3 && malloc((size_t)64 << 20) == NULL)
+    if (cheat && malloc((size_t)64 << 20) == NULL)
         return 2;
     counting = 0;
     printf("rc=%d calls=%ld tokens=%ld rss_before=%ld rss_after=%ld\n", rc, calls, shown, before,

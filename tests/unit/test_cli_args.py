@@ -73,7 +73,19 @@ def test_help_names_every_verb_and_option() -> None:
     text = ok("--help").stdout.decode()
     verbs = re.findall(r"^  (\w+) ", text, re.MULTILINE)
     assert sorted(verbs) == sorted(
-        ["run", "check", "plan", "logits", "tokenize", "selftest", "bench", "probe", "version", "serve"]
+        [
+            "run",
+            "check",
+            "plan",
+            "logits",
+            "tokenize",
+            "selftest",
+            "bench",
+            "probe",
+            "version",
+            "serve",
+            "expertd",
+        ]
     )
     for verb in verbs:
         text = ok(verb, "--help").stdout.decode()

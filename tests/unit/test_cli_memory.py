@@ -212,8 +212,9 @@ def test_kit_shows_cache_and_loss(model: Path) -> None:
     flags = ["--runs", "1", "--tokens", "8", "--cache-experts", "3"]
     raw = ok_json("probe", "--model", model, *flags, "--on-miss", "zeros")
     text = table.render(result.of_dict(raw), "here")
-    rate = 100 * raw["cache"]["hit_rate"]
-    assert f"3 of 16 experts have slots; weights arena; hit rate {rate:.1f} % (slru)" in text
+    assert "3 of 16 experts have slots; weights arena" in text
+    if raw["cache"]["hit_rate"] is not None:  # every look-up may have been left out
+        assert f"hit rate {100 * raw['cache']['hit_rate']:.1f} % (slru)" in text
     assert f"LOSSY              zeros {raw['zeros']}" in text
     del raw["cache"]
     assert "experts  " not in table.render(result.of_dict(raw), "here")

@@ -50,6 +50,8 @@ class SizeParam(click.ParamType[int]):
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: physical cores.")
 @memory_flags
 @click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Releases to keep.")
+@click.option("--offload", metavar="LINK", help="Experts may be computed at the end of this link.")
+@click.option("--offload-gadget", is_flag=True, help="Also make the board's USB port a serial device.")
 @click.option("--service", is_flag=True, help="Also install a service that starts the engine at boot.")
 @click.option("--retry-bad", is_flag=True, help="Deploy a release that failed its checks before.")
 @click.option("--break-lock", is_flag=True, help="Take over the lock of a dead deployment.")
@@ -73,6 +75,8 @@ def command(
     kv: str | None,
     cache_experts: str | None,
     cache_policy: str | None,
+    offload: str | None,
+    offload_gadget: bool,
     keep: int,
     service: bool,
     retry_bad: bool,
@@ -106,6 +110,7 @@ def command(
         kv or "",
         cache_experts or "",
         cache_policy or "",
+        offload or ("/dev/ttyGS0" if offload_gadget else ""),
     )
     binary = _engine(ui, profile, engine)
     check_engine(profile, binary)
@@ -119,6 +124,10 @@ def command(
             ui.result({"dry_run": True, **plan.as_json()}, _plan_text(plan, parcel))
             return
         ui.note(_plan_text(plan, parcel))
+        if offload_gadget:
+            from colibri_kit.offload.gadget import install
+
+            ui.note(install(transport))
         outcome = Deployment(
             transport=transport,
             plan=plan,

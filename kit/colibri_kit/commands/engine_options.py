@@ -57,6 +57,7 @@ _STREAM: tuple[Decorator, ...] = (
     click.option(
         "--token-deadline", type=click.IntRange(1), metavar="MS", help="Report a token slower than this."
     ),
+    click.option("--offload", metavar="LINK", help="Experts may be computed at the end of this link."),
     click.option("--pin-file", metavar="FILE", help="Experts that keep their slots; a path on the board."),
     click.option(
         "--trace-experts", metavar="FILE", help="Record every token's experts; a path on the board."

@@ -32,6 +32,7 @@ class Recipe(_Strict):
     Attributes:
         model: a ``.coli`` folder; a relative path counts from the recipe's folder.
         host: ``user@host[:port]`` for boards reached over a network.
+        offload: the engine's link to a module (docs/offload.md).
     """
 
     name: Str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -41,5 +42,6 @@ class Recipe(_Strict):
     budget: Size | None = None
     ctx: Count | None = None
     threads: Count | None = None
+    offload: Str | None = Field(default=None, pattern=r"^(/dev/|tty:/dev/|unix:/|tcp:[0-9.]+:)[\w./:@-]+$")
     service: Service = Service()
     check: Check = Check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -342,4 +343,7 @@ def settings_of(doc: dict[str, Any]) -> Settings:
         word = raw.get(name)
         if isinstance(word, str) and word.isascii() and word.replace("_", "").isalnum():
             values[name] = word
+    link = raw.get("offload")
+    if isinstance(link, str) and re.fullmatch(r"[\w./:@-]{1,120}", link, re.ASCII):
+        values["offload"] = link
     return Settings(**values)

@@ -41,7 +41,7 @@ _CPU_WORDS = {
 class Settings:
     """What the engine is told at start; 0 or "" = its own choice. budget in bytes.
 
-    weights, kv, cache_experts, cache_policy: the engine's words (docs/engine-cli.md).
+    weights, kv, cache_experts, cache_policy, offload: the engine's words (docs/engine-cli.md).
     """
 
     budget: int = 0
@@ -51,6 +51,7 @@ class Settings:
     kv: str = ""
     cache_experts: str = ""
     cache_policy: str = ""
+    offload: str = ""
 
     def flags(self) -> list[str]:
         """The engine's options for ``run``, ``check`` and ``plan``."""
@@ -62,6 +63,7 @@ class Settings:
             ("--kv", self.kv),
             ("--cache-experts", self.cache_experts),
             ("--cache-policy", self.cache_policy),
+            ("--offload", self.offload),
         )
         return [word for name, value in pairs if value for word in (name, str(value))]
 

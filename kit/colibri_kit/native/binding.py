@@ -18,6 +18,7 @@ from colibri_kit.errors import EngineError, FormatError, KitError, PreflightErro
 
 STRUCTS = (
     "cb_err", "cb_options", "cb_ledger", "cb_info", "cb_counters", "cb_sampling", "cb_gen_result",
+    "cb_offload_info",
 )  # fmt: skip
 QUANT_NAMES = ("cb_row_bytes", "cb_quantise_rows", "cb_dequantise_rows")
 

@@ -289,6 +289,12 @@ class Engine:
         self._lib.cb_engine_counters(self._e, raw)
         return binding.plain_dict(self._ffi, raw)
 
+    def offload(self) -> dict[str, Any]:
+        """``struct cb_offload_info`` as a dict: how the link to a module is."""
+        raw = self._ffi.new("struct cb_offload_info *")
+        self._lib.cb_engine_offload(self._e, raw)
+        return binding.plain_dict(self._ffi, raw)
+
     def route_ns(self) -> list[int]:
         """Routing time of the last eval, nanoseconds for each MoE layer."""
         return [int(self._lib.cb_route_ns(self._e)[i]) for i in range(self._n_moe)]

@@ -52,6 +52,9 @@ def options(
     lazy_block_mib: int = 0,
     token_deadline_ms: int = 0,
     pin_file: str | os.PathLike[str] | None = None,
+    offload: str | None = None,
+    offload_share: int | None = None,
+    offload_deadline_ms: int = 0,
     io_hook: IoHook | None = None,
     on_stuck: StuckHook | None = None,
 ) -> tuple[Any, list[Any]]:
@@ -62,6 +65,8 @@ def options(
         isa: None = the best of this CPU.
         cache_experts: None = as many slots as fit; 0 = only the experts in use.
         token_deadline_ms: 0 = no watchdog.
+        offload: a link to a module, as the engine's ``--offload``; None = none.
+        offload_share: percent of the experts that go, for tests; None = the cost model decides.
 
     Raises:
         UsageError: an unknown word, or a number out of range.
@@ -76,6 +81,9 @@ def options(
     if pin_file is not None:
         keep.append(ffi.new("char[]", os.fsencode(Path(pin_file))))
         opt.pin_file = keep[-1]
+    if offload is not None:
+        keep.append(ffi.new("char[]", os.fsencode(offload)))
+        opt.offload = keep[-1]
     opt.kv_type = _pick(KV_TYPES, "kv", kv)
     opt.weights = _pick(WEIGHTS, "weights", weights)
     opt.cache_policy = _pick(CACHE_POLICIES, "cache_policy", cache_policy)
@@ -92,6 +100,8 @@ def options(
         opt.budget, opt.ctx, opt.batch, opt.threads = budget, ctx, batch, threads
         opt.cache_experts, opt.readers = cache_experts or 0, readers
         opt.lazy_block_mib, opt.token_deadline_ms = lazy_block_mib, token_deadline_ms
+        opt.offload_force = 0 if offload_share is None else offload_share + 1
+        opt.offload_deadline_ms = offload_deadline_ms
     except OverflowError as err:
         raise UsageError(f"an engine option is out of range: {err}") from err
     if io_hook is not None:

@@ -23,8 +23,8 @@ from colibri_kit.toolchain.sources import CLI, ENGINE, Unit, plan_units, present
 from colibri_kit.toolchain.zig import link, zig_version
 
 #: Above this an aarch64 binary gets a warning: it must fit beside a model on small flash.
-#: 400 KB was the aim before the HTTP service was in the binary.
-SIZE_AIM_BYTES = 430_000
+#: 400 KB was the aim before the HTTP service and the offload link were in the binary.
+SIZE_AIM_BYTES = 460_000
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Experts computed at the other end of a cable: discovery, gadget set-up, measuring. See docs/offload.md."""

@@ -17,7 +17,7 @@ from colibri_kit.vboard.cpio import Cpio
 
 DEB822 = """# comment
 Types: deb deb-src
-URIs: http://deb.debian.org/debian
+URIs: http://mirror.example/debian
 Suites: bookworm bookworm-updates
 Components: main contrib
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
@@ -43,7 +43,7 @@ deb http://mirror.example/debian-security trixie-security main
 
 def test_sources_of_both_styles() -> None:
     found = apt.find_debian(apt.parse_deb822(DEB822))
-    assert (found.suite, found.uri) == ("bookworm", "http://deb.debian.org/debian")
+    assert (found.suite, found.uri) == ("bookworm", "http://mirror.example/debian")
     assert found.security_uri == "http://security.example/debian-security"
     assert found.signed_by == "/usr/share/keyrings/debian-archive-keyring.gpg"
     found = apt.find_debian(apt.parse_list(ONE_LINE))

@@ -1,7 +1,7 @@
 # Thin calls only: the logic is in the kit (colibri-kit VERB) and in pytest.
 #   make demo                from a GGUF to a measured engine on this machine
 #   make test [ARGS="-k x"]  the tests, one emulated board among them; installs what they need when run as root
-#   make test-boards         everything on emulated boards: images, U-Boot, consoles, cut power (about 20 minutes)
+#   make test-boards         everything on emulated boards: images, U-Boot, consoles, cut power (long: many emulated boots)
 #   make engine BOARD=rpi4   the engine for a board, in build/
 #   make lint                ruff, mypy
 #   make check               lint and test

@@ -7,6 +7,7 @@ Cortex-A53 or A72 does not have. Every combination of threads and prefill batch 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -20,6 +21,11 @@ from .conftest import FAMILIES, REFS, kit, reference
 
 THREADS = (1, 2, 3)
 BATCHES = (1, 7, 40)  # 40 = all tokens at once
+#: as the first engine of format version 1 computed them
+GOLDENS = [
+    ("granitemoe-shared", "q4_k_m", "8f5cec53738360ff2e4d1b53327700ad38c110b1b00179d1d21222c5c94dbe33"),
+    ("qwen2moe", "q4_k_m", "e25b925e26a1addc7aabd8767c154bfccaea3b500e51120895bf11f3790406b3"),
+]
 
 
 def qemu(cpu: str) -> list[str]:
@@ -129,3 +135,13 @@ def test_every_weight_type(convert: Callable[..., Path], folder: Path) -> None:
 @cache
 def cpu_flags() -> frozenset[str]:
     return frozenset(Path("/proc/cpuinfo").read_text().split())
+
+
+@pytest.mark.parametrize(("family", "kind", "golden"), GOLDENS)
+def test_bits_stay_what_they_were(family: str, kind: str, golden: str, convert: Callable[..., Path]) -> None:
+    """Recorded: models that users converted earlier must pass with a later engine.
+
+    A change of order inside the arithmetic is a new format version, never an accident.
+    """
+    manifest = json.loads((convert(reference(family, kind).gguf) / "manifest.json").read_text())
+    assert manifest["golden"]["sha256"] == golden

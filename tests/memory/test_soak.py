@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,15 @@ def test_a_leak_is_noticed(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPa
     real = soak.Engine.swap
 
     def leaky(self: Any, model: Path) -> None:
-        held.append((bytearray(os.urandom(1 << 20)), (model / "manifest.json").open("rb")))
+        page = mmap.mmap(-1, 1 << 20)  # malloc could hand out pages that an earlier test has freed
+        page.write(os.urandom(1 << 20))
+        held.append((page, (model / "manifest.json").open("rb")))
         real(self, model)
 
     monkeypatch.setattr(soak.Engine, "swap", leaky)
     got = soak.soak(pair, 3, cache_experts=9, threads=2)
     assert any("anonymous memory" in p for p in got.problems)
     assert any("open files" in p for p in got.problems)
-    for _, stream in held:
+    for page, stream in held:
+        page.close()
         stream.close()

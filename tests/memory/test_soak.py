@@ -34,7 +34,9 @@ def test_a_leak_is_noticed(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPa
     real = soak.Engine.swap
 
     def leaky(self: Any, model: Path) -> None:
-        page = mmap.mmap(-1, 1 << 20)  # malloc could hand out pages that an earlier test has freed
+        page = mmap.mmap(
+            -1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )  # malloc could hand out pages that an earlier test has freed
         page.write(os.urandom(1 << 20))
         held.append((page, (model / "manifest.json").open("rb")))
         real(self, model)

@@ -23,6 +23,19 @@ _SHA = re.compile(r"[0-9a-f]{64}")
 #: Slowest sha256sum worth waiting for, bytes a second (an SD card and a small core).
 _HASH_RATE = 4e6
 
+#: At most so many blocks of a damaged partial file are hashed one by one.
+_BLOCKS = 64
+
+_HASH_BLOCKS = r"""
+i=0
+while [ "$i" -lt "$3" ]; do
+  dd if="$1" bs=1048576 skip=$((i * $2)) count="$2" 2>/dev/null | sha256sum || exit
+  i=$((i + 1))
+done
+"""
+# Writable again: it may have been cut after its mode was set. dd cuts at `seek` where it copies nothing.
+_TRUNCATE = 'chmod 644 "$1" && dd if=/dev/null of="$1" bs=1048576 seek="$2" count=0 2>/dev/null'
+
 _LIST = r"""
 cd "$1" 2>/dev/null || exit 0
 if [ -d blobs ]; then
@@ -178,22 +191,49 @@ class Store:
         return counted
 
     def _resume_at(self, part: Part, path: str, partial: int, source: BinaryIO) -> tuple[int, hashlib._Hash]:
-        """Where to go on: after the partial file if it is a true beginning of ours, else 0.
+        """Where to go on: after the partial file, or after as much of it as is ours, else at 0.
+
+        A board that lost its power may have a partial file with a tail that never reached
+        the disk: zeros, or another file's bytes. It is cut off there.
 
         Returns the offset, with ``source`` standing there, and the hash of what is before it.
         """
-        digest = hashlib.sha256()
         if not 0 < partial <= part.size:
-            return 0, digest
-        left = partial
-        while left and (piece := source.read(min(1 << 20, left))):
-            digest.update(piece)
-            left -= len(piece)
-        if left == 0 and board_sha256(self._transport, path, partial) == digest.hexdigest():
+            return 0, hashlib.sha256()
+        digest = _hash_of(source, partial)
+        if board_sha256(self._transport, path, partial) == digest.hexdigest():
             self._note(f"{part.name}: goes on after {partial} bytes")
             # Writable again: it may have been cut after its mode was set.
             self._transport.run(["chmod", "644", path])
             return partial, digest
-        self._transport.run(["rm", "-f", path])
+        good = self._good_bytes(path, partial, source)
         source.seek(0)
+        if good and self._transport.run(script(_TRUNCATE, path, str(good >> 20))).rc == 0:
+            self._note(f"{part.name}: {partial - good} damaged bytes cut off, goes on after {good}")
+            return good, _hash_of(source, good)
+        self._transport.run(["rm", "-f", path])
         return 0, hashlib.sha256()
+
+    def _good_bytes(self, path: str, partial: int, source: BinaryIO) -> int:
+        """How much of a partial file is ours: whole MiB, found by one question to the board."""
+        step = max(1, -(-partial // (_BLOCKS << 20)))  # MiB a block
+        count = partial // (step << 20)
+        if not count:
+            return 0
+        done = self._transport.run(
+            script(_HASH_BLOCKS, path, str(step), str(count)), timeout=60 + partial / _HASH_RATE
+        )
+        source.seek(0)
+        for index, line in enumerate(done.text.splitlines()[:count]):
+            if _hash_of(source, step << 20).hexdigest() != line.split(" ", 1)[0]:
+                return index * step << 20
+        return min(len(done.text.splitlines()), count) * step << 20
+
+
+def _hash_of(source: BinaryIO, size: int) -> hashlib._Hash:
+    """The hash of the next ``size`` bytes, or of what there is."""
+    digest = hashlib.sha256()
+    while size and (piece := source.read(min(1 << 20, size))):
+        digest.update(piece)
+        size -= len(piece)
+    return digest

@@ -28,6 +28,11 @@ class Service:
         user: who runs it. settings: the engine's options.
         memory_max: bytes for the whole service: the budget and what the kernel needs beside.
         listen: address and port.
+        restart: ``always``, ``on-failure`` or ``never``.
+        watchdog: seconds without progress after which it is killed; longer than one
+            piece of a prompt takes on the board. drain: seconds for requests under way
+            when it is stopped.
+        groups: further groups, for a serial device.
     """
 
     prefix: str
@@ -35,9 +40,13 @@ class Service:
     settings: Settings
     memory_max: int
     listen: str = "127.0.0.1:8080"
+    restart: str = "on-failure"
+    watchdog: int = 300
+    drain: int = 30
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for value in (self.prefix, self.user, self.listen):
+        for value in (self.prefix, self.user, self.listen, *self.groups):
             if not _PLAIN.fullmatch(value):
                 raise PreflightError(
                     f"{value!r} cannot stand in a service definition",
@@ -51,9 +60,26 @@ class Service:
         return f"{self.prefix}/current/colibri"
 
     @property
+    def serial_link(self) -> bool:
+        """Does the offload link go over a device?"""
+        return self.settings.offload.removeprefix("tty:").startswith("/dev/")
+
+    @property
+    def stop_seconds(self) -> int:
+        """Until it is killed: requests under way, and closing."""
+        return self.drain + 15
+
+    @property
+    def health_interval(self) -> int:
+        """Seconds between the engine's self-checks: three that fail are no sooner than the watchdog."""
+        return max(30, -(-self.watchdog // 3))
+
+    @property
     def arguments(self) -> list[str]:
         model = f"{self.prefix}/current/model.coli"
-        return ["serve", "--model", model, *self.settings.flags(), "--listen", self.listen]
+        own = {"--listen": self.listen, "--drain": self.drain, "--health-interval": self.health_interval}
+        words = [word for name, value in own.items() for word in (name, str(value))]
+        return ["serve", "--model", model, *self.settings.flags(), *words]
 
 
 @dataclass(frozen=True)

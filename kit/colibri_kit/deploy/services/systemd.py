@@ -6,27 +6,44 @@ from colibri_kit.deploy.services import NAME, Rendered, Service
 
 
 def render(service: Service) -> Rendered:
-    """``/etc/systemd/system/colibri.service``."""
+    """``/etc/systemd/system/colibri.service``.
+
+    What is left out on purpose: no ExecStartPre check (``serve`` computes the golden itself
+    before it takes a connection), and no device rules when a serial link is used: a device
+    that is plugged in later would stay locked out, and ProtectClock= brings such rules along.
+    """
     command = " ".join([service.engine, *service.arguments])
+    devices = "" if service.serial_link else "PrivateDevices=yes\nProtectClock=yes\n"
+    groups = f"SupplementaryGroups={' '.join(service.groups)}\n" if service.groups else ""
     text = f"""\
 [Unit]
 Description=colibri Mixture-of-Experts engine
 Documentation=file:{service.prefix}/current/release.json
-After=network.target
+After=network.target colibri-offload-gadget.service
 # A release that cannot start must not be restarted for ever.
 StartLimitIntervalSec=300
 StartLimitBurst=4
 
 [Service]
-Type=exec
+Type=notify
+NotifyAccess=main
 User={service.user}
-WorkingDirectory={service.prefix}
-ExecStartPre={service.engine} check --model {service.prefix}/current/model.coli \
-{" ".join(service.settings.flags())}
+{groups}WorkingDirectory={service.prefix}
+RuntimeDirectory={NAME}
+RuntimeDirectoryMode=0755
 ExecStart={command}
-Restart=on-failure
+ExecReload=/bin/kill -HUP $MAINPID
+Restart={service.restart.replace("never", "no")}
 RestartSec=5
+# The command line, the model, the budget, the golden: another start changes none of them.
+RestartPreventExitStatus=2 3 4 5
+# Loading takes as long as the storage needs.
 TimeoutStartSec=infinity
+TimeoutStopSec={service.stop_seconds}
+WatchdogSec={service.watchdog}
+# A stuck engine leaves no core of the size of its memory.
+WatchdogSignal=SIGKILL
+LimitCORE=0
 MemoryMax={service.memory_max}
 MemorySwapMax=0
 LimitMEMLOCK=infinity
@@ -37,11 +54,9 @@ ProtectKernelTunables=yes
 ProtectKernelModules=yes
 ProtectKernelLogs=yes
 ProtectControlGroups=yes
-ProtectClock=yes
 ProtectHostname=yes
 PrivateTmp=yes
-PrivateDevices=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+{devices}RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictNamespaces=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes

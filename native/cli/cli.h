@@ -25,7 +25,7 @@ int cli_exit_status(int code); /* of an enum cb_code */
 /* Every verb gets the words after its name and returns an exit status. */
 typedef int cli_verb_fn(int argc, char **argv);
 cli_verb_fn verb_run, verb_check, verb_logits, verb_tokenize, verb_selftest, verb_bench, verb_plan,
-    verb_probe, verb_serve, verb_expertd, verb_version;
+    verb_probe, verb_serve, verb_health, verb_expertd, verb_version;
 
 extern uint64_t cli_start_ns; /* when main() began */
 

@@ -13,6 +13,7 @@ static const struct verb {
 } verbs[] = {
     {"Use", "run", "generate text", verb_run},
     {NULL, "serve", "answer over HTTP, for months", verb_serve},
+    {NULL, "health", "ask a running service how it is", verb_health},
     {NULL, "tokenize", "turn text from stdin into token ids", verb_tokenize},
     {NULL, "logits", "run token ids through the model and save the logits", verb_logits},
     {NULL, "expertd", "compute experts for a board at the other end of a link", verb_expertd},

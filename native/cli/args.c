@@ -7,6 +7,9 @@
 #include <string.h>
 
 #define WORD_MAX 32
+#define ARGS_MAX 64 /* names that are looked at for a suggestion */
+
+enum { FROM_WORD = 1, FROM_LINE = 2 }; /* arg.seen */
 
 /* Levenshtein distance of two words, cut at WORD_MAX letters. */
 static size_t edit_distance(const char *a, const char *b)
@@ -173,10 +176,10 @@ static int set_value(struct arg *a, const char *value, struct cb_err *err)
 
 static int unknown(const struct arg *args, size_t n_args, const char *word, struct cb_err *err)
 {
-    const char *names[64];
+    const char *names[ARGS_MAX];
     char bare[WORD_MAX + 1];
     size_t n = 0, len = strcspn(word, "=");
-    for (size_t i = 0; i < n_args && n < 64; i++)
+    for (size_t i = 0; i < n_args && n < ARGS_MAX; i++)
         names[n++] = args[i].name;
     const char *near = NULL;
     if (len <= WORD_MAX) {
@@ -214,7 +217,7 @@ int args_parse(struct arg *args, size_t n_args, int argc, char **argv, struct cb
             return unknown(args, n_args, word, err);
         if (a->seen && a->kind != ARG_LIST)
             return cb_fail(err, CB_EINVAL, "%s is given twice", a->name);
-        a->seen = 1;
+        a->seen = FROM_WORD;
         if (a->kind == ARG_FLAG && equals == NULL) {
             *(int *)a->out = a->flag_value;
             continue;
@@ -232,6 +235,82 @@ int args_parse(struct arg *args, size_t n_args, int argc, char **argv, struct cb
         int rc = set_value(a, value, err);
         if (rc < 0)
             return rc;
+    }
+    return CB_OK;
+}
+
+/* ---- the same from a file ------------------------------------------------ */
+
+/* Checks the value of a line that a word of the command line overrules. */
+static int check_value(const struct arg *a, const char *value, struct cb_err *err)
+{
+    union {
+        const char *text;
+        uint32_t u32;
+        uint64_t u64;
+        float f;
+        struct arg_list list;
+    } sink;
+    struct arg copy = *a;
+    memset(&sink, 0, sizeof sink);
+    if (a->kind == ARG_LIST)
+        sink.list.max = 1;
+    copy.out = &sink;
+    return set_value(&copy, value, err);
+}
+
+/* line: "name value", its ends trimmed, not empty. */
+static int take_line(struct arg *args, size_t n_args, char *line, struct cb_err *err)
+{
+    char name[WORD_MAX + 3] = "--";
+    size_t len = strcspn(line, " \t");
+    char *value = line + len;
+    if (line[0] == '-')
+        return cb_fail(err, CB_EINVAL, "names stand here without dashes, not \"%.40s\"", line);
+    if (len > WORD_MAX)
+        return cb_fail(err, CB_EINVAL, "unknown option %.60s", line);
+    memcpy(name + 2, line, len);
+    value += strspn(value, " \t");
+    struct arg *a = find(args, n_args, name, len + 2);
+    if (a == NULL)
+        return unknown(args, n_args, name, err);
+    if (a->seen == FROM_LINE && a->kind != ARG_LIST)
+        return cb_fail(err, CB_EINVAL, "%s is given twice", a->name);
+    if (a->kind != ARG_FLAG && *value == '\0')
+        return cb_fail(err, CB_EINVAL, "%s needs a value (%s)", a->name, a->meta);
+    if (a->kind == ARG_FLAG && *value != '\0')
+        return cb_fail(err, CB_EINVAL, "%s takes no value", a->name);
+    if (a->seen == FROM_WORD)
+        return a->kind == ARG_FLAG ? CB_OK : check_value(a, value, err);
+    a->seen = FROM_LINE;
+    if (a->kind == ARG_FLAG) {
+        *(int *)a->out = a->flag_value;
+        return CB_OK;
+    }
+    return set_value(a, value, err);
+}
+
+int args_lines(struct arg *args, size_t n_args, char *text, size_t n, const char *file,
+               struct cb_err *err)
+{
+    struct cb_err why = {0, ""};
+    size_t at = 0;
+    text[n] = '\0';
+    for (unsigned number = 1; at < n; number++) {
+        char *line = text + at;
+        char *end = memchr(line, '\n', n - at);
+        size_t len = end != NULL ? (size_t)(end - line) : n - at;
+        at += len + 1;
+        if (memchr(line, '\0', len) != NULL)
+            return cb_fail(err, CB_EINVAL, "%.100s:%u: a zero byte", file, number);
+        line[len] = '\0';
+        line += strspn(line, " \t\r");
+        for (len = strlen(line); len > 0 && strchr(" \t\r", line[len - 1]) != NULL;)
+            line[--len] = '\0';
+        if (line[0] == '\0' || line[0] == '#')
+            continue;
+        if (take_line(args, n_args, line, &why) < 0)
+            return cb_fail(err, CB_EINVAL, "%.100s:%u: %s", file, number, why.msg);
     }
     return CB_OK;
 }

@@ -46,6 +46,13 @@ struct arg {
  * lone "-" is a value. Returns CB_OK, or CB_EINVAL with the message. */
 int args_parse(struct arg *args, size_t n_args, int argc, char **argv, struct cb_err *err);
 
+/* Options from a file: one "name value" a line, long names without their dashes,
+ * a flag by its name alone, # and empty lines passed over. What the command line
+ * gave stays as it is. text[0..n] is cut into strings, so it must have room for a
+ * NUL and live as long as the values; the message names file and line. */
+int args_lines(struct arg *args, size_t n_args, char *text, size_t n, const char *file,
+               struct cb_err *err);
+
 /* Bytes from "512MiB", "1.5GiB", "4096". Returns 0 or CB_EINVAL. */
 int args_size(const char *text, uint64_t *bytes);
 

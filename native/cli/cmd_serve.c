@@ -11,7 +11,9 @@
 
 #include "cli.h"
 #include "core/os.h"
+#include "serve/log.h"
 #include "serve/serve.h"
+#include "serve_options.h"
 #include "sys.h"
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -19,87 +21,6 @@
 #endif
 
 enum { EXIT_STUCK = 7 }; /* three self-checks failed; 8 = the supervisor gave up */
-
-struct serve {
-    struct cli_args args;
-    struct cli_model model;
-    struct cb_serve_options opt;
-    struct arg_list hosts;
-    const char *listen;
-    uint32_t log_json, give_up, watchdog_s;
-    int supervise_flag;
-};
-
-static void set_up_args(struct serve *v)
-{
-    struct cb_serve_options *o = &v->opt;
-    cli_args_begin(&v->args, "serve", "Answers over HTTP: an OpenAI-like API, /health, /metrics, a page.");
-    v->listen = "127.0.0.1:8080";
-    v->hosts.max = CB_SERVE_HOSTS;
-    v->give_up = 5;
-    v->watchdog_s = 60;
-    const struct arg access[] = {
-        {.group = "Access", .name = "--listen", .kind = ARG_TEXT, .out = &v->listen, .meta = "ADDR:PORT",
-         .help = "default 127.0.0.1:8080; none = only --unix"},
-        {.name = "--unix", .kind = ARG_TEXT, .out = &o->unix_path, .meta = "PATH",
-         .help = "a Unix socket; its permissions decide who may ask"},
-        {.name = "--token-file", .kind = ARG_TEXT, .out = &o->token_file, .meta = "FILE",
-         .help = "bearer tokens, one a line; needed beyond loopback"},
-        {.name = "--allow-host", .kind = ARG_LIST, .out = &v->hosts, .meta = "NAME",
-         .help = "a name that the Host header may hold; up to 16 times"},
-    };
-    const struct arg limits[] = {
-        {.group = "Limits", .name = "--sequences", .kind = ARG_U32, .out = &v->model.opt.sequences,
-         .lo = 1, .hi = CB_SEQ_MAX, .meta = "N", .help = "requests computed together (default 1)"},
-        {.name = "--queue", .kind = ARG_U32, .out = &o->queue, .lo = 1, .hi = 1024, .meta = "N",
-         .help = "requests that may wait beside those (default 8)"},
-        {.name = "--connections", .kind = ARG_U32, .out = &o->connections, .lo = 1, .hi = 1024,
-         .meta = "N", .help = "open at once (default 32)"},
-        {.name = "--body", .kind = ARG_U32, .out = &o->body_bytes, .lo = 1024, .hi = 1 << 24,
-         .meta = "BYTES", .help = "longest request (default 16 a context token, 64 KiB to 1 MiB)"},
-        {.name = "--deadline", .kind = ARG_U32, .out = &o->deadline_s, .lo = 1, .hi = 86400,
-         .meta = "S", .help = "of a request from its arrival (default 600)"},
-        {.name = "--io-timeout", .kind = ARG_U32, .out = &o->io_s, .lo = 1, .hi = 3600, .meta = "S",
-         .help = "for a request to arrive, for a stalled reader (default 20)"},
-        {.name = "--idle-timeout", .kind = ARG_U32, .out = &o->idle_s, .lo = 1, .hi = 86400,
-         .meta = "S", .help = "of a connection without a request (default 60)"},
-        {.name = "--drain", .kind = ARG_U32, .out = &o->drain_s, .lo = 1, .hi = 86400, .meta = "S",
-         .help = "for running requests after SIGTERM (default 30)"},
-        {.group = "Staying up", .name = "--health-interval", .kind = ARG_U32, .out = &o->health_s,
-         .lo = 1, .hi = 3600, .meta = "S",
-         .help = "between self-checks; three that fail end it with status 7 (default 30)"},
-        {.name = "--supervise", .kind = ARG_FLAG, .out = &v->supervise_flag, .flag_value = 1,
-         .help = "a parent process starts it again; for machines without a service manager"},
-        {.name = "--give-up", .kind = ARG_U32, .out = &v->give_up, .lo = 1, .hi = 1000, .meta = "N",
-         .help = "falls in a row after which --supervise ends with status 8 (default 5)"},
-        {.name = "--watchdog", .kind = ARG_U32, .out = &v->watchdog_s, .lo = 2, .hi = 3600,
-         .meta = "S", .help = "without progress before --supervise kills it (default 60)"},
-        {.name = "--log", .kind = ARG_CHOICE, .out = &v->log_json, .meta = "text|json",
-         .help = "form of the lines on stderr (default text)"},
-    };
-    cli_model_args(&v->args, &v->model);
-    cli_args_add(&v->args, access, sizeof access / sizeof access[0]);
-    cli_args_add(&v->args, limits, sizeof limits / sizeof limits[0]);
-}
-
-static int check_words(struct serve *v, struct cb_err *err)
-{
-    struct cb_serve_options *o = &v->opt;
-    o->listen = strcmp(v->listen, "none") == 0 ? "" : v->listen;
-    o->n_host = v->hosts.n;
-    for (uint32_t i = 0; i < v->hosts.n; i++)
-        o->host[i] = v->hosts.item[i];
-    o->log_fd = 2;
-    o->log_json = v->log_json != 0;
-    o->model_dir = v->model.opt.model_dir;
-    o->hot_swap = v->model.hot_swap;
-    o->beat_fd = -1;
-    uint32_t batch = v->model.opt.batch ? v->model.opt.batch : 32;
-    if (v->model.opt.sequences > batch)
-        return cb_fail(err, CB_EINVAL, "--sequences %u needs --batch of at least as much, not %u",
-                       v->model.opt.sequences, batch);
-    return CB_OK;
-}
 
 /* The engine gets what the service's buffers leave of the budget; the ledger
  * that comes back holds both. */
@@ -159,6 +80,12 @@ static void *guard_load(void *arg)
     return NULL;
 }
 
+static void say_refused(const struct serve *v, const struct cb_err *err)
+{
+    struct cb_log log = {v->opt.log_fd, v->opt.log_json};
+    cb_log_say(log, "error", "options_refused", err->msg);
+}
+
 static void print_start(const struct serve *v, const struct cb_engine *e, const struct cb_ledger *l)
 {
     char mine[32], all[32];
@@ -190,6 +117,11 @@ static int load(struct serve *v, struct cb_engine **e, const struct cb_ledger *l
 #else
 static void block_signals(void)
 {
+}
+
+static void say_refused(const struct serve *v, const struct cb_err *err)
+{
+    (void)v, (void)err;
 }
 
 static int load(struct serve *v, struct cb_engine **e, const struct cb_ledger *l, struct cb_err *err)
@@ -233,26 +165,33 @@ static int serve_once(struct serve *v)
     return status;
 }
 
+/* A child reads the options again: what has changed since holds from now on. */
 static void child(void *arg, int beat_fd)
 {
     struct serve *v = arg;
+    struct cb_err err = {0, ""};
+    if (v->options != NULL && serve_options_again(v, &err) == CB_OK)
+        v = v->other;
+    else if (v->options != NULL)
+        say_refused(v, &err);
     v->opt.beat_fd = beat_fd;
     exit(serve_once(v));
 }
 
 int verb_serve(int argc, char **argv)
 {
-    static struct serve serve; /* static: zeroed, and off the stack */
-    struct serve *v = &serve;
+    static struct serve both[2]; /* static: zeroed, and off the stack */
+    struct serve *v = &both[0];
     struct cb_err err = {0, ""};
     int status = EXIT_OK;
-    set_up_args(v);
+    v->other = &both[1];
+    both[1].other = v;
+    v->argc = argc;
+    v->argv = argv;
+    serve_options_table(v);
     if (cli_args_finish(&v->args, argc, argv, &status))
         return status;
-    int rc = cli_model_check(&v->model, &err);
-    if (rc == CB_OK)
-        rc = check_words(v, &err);
-    if (rc < 0)
+    if (serve_options_take(v, &err) < 0)
         return cli_error(&v->args, &err);
     if (!v->supervise_flag)
         return serve_once(v);

@@ -8,10 +8,15 @@
 struct cb_req *cb_queue_slot(struct cb_server *s)
 {
     struct cb_req *free_one = NULL;
+    uint32_t taken = 0;
     pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < s->n_req && free_one == NULL; i++)
-        if (s->req[i].state == CB_REQ_FREE)
+    for (uint32_t i = 0; i < s->n_req; i++) {
+        taken += s->req[i].state != CB_REQ_FREE;
+        if (free_one == NULL && s->req[i].state == CB_REQ_FREE)
             free_one = &s->req[i];
+    }
+    if (taken >= s->opt.sequences + s->opt.queue) /* SIGHUP may have made the queue shorter */
+        free_one = NULL;
     if (free_one != NULL) {
         free_one->state = CB_REQ_FILLING;
         free_one->number = s->next_number++;

@@ -11,6 +11,14 @@
 #include "colibri.h"
 
 #define CB_SERVE_HOSTS 16u
+#define CB_SERVE_HOST_BYTES 256u /* of one of their names, with its NUL */
+
+struct cb_serve_options;
+/* Reads the options again into *fresh, whose texts must last until the next call.
+ * names[0..n) gets the changed ones that only a restart can heed, with blanks
+ * between. Negative, *err says why: they are kept as they are. */
+typedef int cb_serve_reload_fn(void *ud, struct cb_serve_options *fresh, char *names, size_t n,
+                               struct cb_err *err);
 
 /* Zero is the default where one is named. */
 struct cb_serve_options {
@@ -32,6 +40,8 @@ struct cb_serve_options {
     int beat_fd;             /* a supervisor's pipe, -1 = none */
     int hot_swap;            /* SIGHUP may call cb_swap */
     const char *model_dir;   /* what SIGHUP opens again */
+    cb_serve_reload_fn *reload; /* SIGHUP: other options; NULL = there are none to read */
+    void *reload_ud;
     uint32_t sequences, ctx, n_moe_layer, n_expert, text_bytes; /* the engine's; see cb_serve_sizes */
 };
 

@@ -94,35 +94,12 @@ static void begin_drain(struct cb_server *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void reload(struct cb_server *s)
-{
-    struct cb_tokens fresh;
-    struct cb_err err;
-    if (s->opt.token_file != NULL) {
-        if (cb_tokens_read(&fresh, s->opt.token_file, &err) == CB_OK) {
-            s->tokens = fresh;
-            cb_log_say(s->log, "info", "tokens_read", NULL);
-        } else {
-            cb_log_say(s->log, "error", "tokens_kept", err.msg);
-        }
-    }
-    if (!s->opt.hot_swap) {
-        cb_log_say(s->log, "warning", "swap_refused", "started without --hot-swap");
-        return;
-    }
-    cb_log_say(s->log, "info", "swap_wanted", "running requests are finished first");
-    pthread_mutex_lock(&s->lock);
-    s->swap_wanted = 1;
-    cb_worker_wake(s);
-    pthread_mutex_unlock(&s->lock);
-}
-
 static void take_signals(struct cb_server *s)
 {
     struct signalfd_siginfo info;
     while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGHUP) {
-            reload(s);
+            cb_reload(s);
         } else if (s->signals++ == 0) {
             begin_drain(s);
         }

@@ -59,7 +59,8 @@ struct cb_conn {
 };
 
 struct cb_server {
-    struct cb_serve_options opt;   /* defaults filled in */
+    struct cb_serve_options opt;   /* defaults filled in; SIGHUP may change some, under the lock */
+    char host_text[CB_SERVE_HOSTS][CB_SERVE_HOST_BYTES]; /* opt.host after a SIGHUP */
     struct cb_engine *e;           /* the worker's */
     struct cb_info info;           /* changes with a swap, under the lock */
     struct cb_ledger ledger;
@@ -75,7 +76,7 @@ struct cb_server {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct cb_req *req;            /* [n_req] */
-    uint32_t n_req, text_cap;
+    uint32_t n_req, text_cap, body_room;
     uint64_t next_number;
     struct cb_req *seq_req[CB_SEQ_MAX]; /* the worker's: who holds which KV cache */
     struct cb_step step[CB_SEQ_MAX];
@@ -103,7 +104,11 @@ struct cb_server {
 };
 
 /* setup.c */
-int cb_serve_defaults(struct cb_serve_options *o, struct cb_err *err);
+void cb_serve_defaults(struct cb_serve_options *o);
+int cb_serve_hosts_check(const struct cb_serve_options *o, struct cb_err *err);
+
+/* reload.c */
+void cb_reload(struct cb_server *s);
 
 /* worker.c */
 int cb_worker_start(struct cb_server *s, struct cb_err *err);

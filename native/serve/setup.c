@@ -36,7 +36,7 @@ void cb_serve_sizes(struct cb_serve_options *o, const struct cb_options *engine,
     o->n_expert = info->n_expert;
 }
 
-static void fill_defaults(struct cb_serve_options *o)
+void cb_serve_defaults(struct cb_serve_options *o)
 {
     uint64_t body = (uint64_t)o->ctx * 16;
     set_default(&o->connections, 32);
@@ -57,6 +57,7 @@ static void lay_out_requests(struct cb_server *s, struct cb_arena *a)
     const struct cb_serve_options *o = &s->opt;
     uint64_t room = (uint64_t)o->body_bytes + 4u * CB_CHAT_PART, answer = (uint64_t)o->ctx * 8 + 4096;
     s->n_req = o->sequences + o->queue;
+    s->body_room = o->body_bytes;
     s->text_cap = (uint32_t)(room > answer ? room : answer);
     struct cb_req *req = cb_arena_take(a, CB_L_SERVER, s->n_req, sizeof *req);
     for (uint32_t i = 0; i < s->n_req; i++) {
@@ -114,7 +115,7 @@ static uint64_t count_bytes(const struct cb_serve_options *o, struct cb_server *
     memset(&a, 0, sizeof a);
     memset(draft, 0, sizeof *draft);
     draft->opt = *o;
-    fill_defaults(&draft->opt);
+    cb_serve_defaults(&draft->opt);
     lay_out(draft, &a);
     return a.overflow ? UINT64_MAX / 4 : (a.used + CB_OS_PAGE - 1) & ~(uint64_t)(CB_OS_PAGE - 1);
 }
@@ -225,10 +226,11 @@ static int open_sockets(struct cb_server *s, struct cb_err *err)
 
 /* ---- open and close ----------------------------------------------------- */
 
-static int check(const struct cb_serve_options *o, struct cb_err *err)
+int cb_serve_hosts_check(const struct cb_serve_options *o, struct cb_err *err)
 {
     for (uint32_t i = 0; i < o->n_host; i++)
-        if (o->host[i][0] == '\0' || strpbrk(o->host[i], ": /\t") != NULL)
+        if (o->host[i][0] == '\0' || strlen(o->host[i]) >= CB_SERVE_HOST_BYTES ||
+            strpbrk(o->host[i], ": /\t") != NULL)
             return cb_fail(err, CB_EINVAL, "--allow-host %.80s: a name without port", o->host[i]);
     return CB_OK;
 }
@@ -256,7 +258,7 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
     *out = NULL;
     memset(&a, 0, sizeof a);
     a.size = count_bytes(o, &draft);
-    int rc = check(o, err);
+    int rc = cb_serve_hosts_check(o, err);
     if (rc == CB_OK)
         rc = raise_open_files(&draft.opt, err);
     if (rc < 0)

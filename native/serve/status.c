@@ -32,7 +32,8 @@ void cb_status_health(struct cb_server *s, struct cb_buf *b, int *status)
     cb_buf_quoted(b, name);
     cb_buf_fmt(b, ",\"golden\":\"%s\",\"uptime_s\":%.3f,\"active\":%u,\"queued\":%u,\"capacity\":%u,"
                   "\"sequences\":%u,",
-               golden, seconds(now - s->t_open), l.active, l.queued, s->n_req, s->opt.sequences);
+               golden, seconds(now - s->t_open), l.active, l.queued,
+               s->opt.sequences + s->opt.queue, s->opt.sequences);
     if (l.prompt_total > 0)
         cb_buf_fmt(b, "\"prefill\":{\"done\":%u,\"total\":%u},", l.prompt_done, l.prompt_total);
     else
@@ -180,7 +181,8 @@ void cb_status_json(struct cb_server *s, struct cb_buf *b)
                "\"capacity\":%u,\"prefill\":[%u,%u],\"tokens_per_s\":%.3f,\"tokens_prompt\":%llu,"
                "\"tokens_answer\":%llu,",
                s->info.isa, s->info.threads, s->info.ctx, s->info.golden, seconds(now - s->t_open),
-               s->opt.sequences, l.active, l.queued, s->n_req, l.prompt_done, l.prompt_total, s->speed,
+               s->opt.sequences, l.active, l.queued, s->opt.sequences + s->opt.queue, l.prompt_done,
+               l.prompt_total, s->speed,
                (unsigned long long)s->m.tokens_prompt, (unsigned long long)s->m.tokens_answer);
     put_ledger(s, b);
     cb_buf_fmt(b, "\"slots\":%u,\"records\":%u,\"hits\":%llu,\"misses\":%llu,\"bytes_read\":%llu,"

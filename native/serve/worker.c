@@ -86,7 +86,8 @@ static void drop_expired(struct cb_server *s)
         if (!r->cancel) {
             cb_refuse(&r->refusal, 504, "deadline_exceeded", NULL,
                       "not done within %u s; %u of %u prompt tokens and %u tokens of answer were",
-                      s->opt.deadline_s, r->n_done, r->n_prompt, r->n_tok);
+                      (unsigned)((r->t_deadline - r->t_arrive) / UINT64_C(1000000000)), r->n_done,
+                      r->n_prompt, r->n_tok);
             s->m.expired++;
         }
         if (r->state == CB_REQ_QUEUED)

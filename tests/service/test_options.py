@@ -79,7 +79,8 @@ def test_lines_hold_what_words_would(model: Path, tmp_path: Path) -> None:
     (tmp_path / "a token").chmod(0o600)
     path = write(
         tmp_path / "serve.options",
-        f"# a comment\r\n\n  sequences   2  \nqueue 3\r\nallow-host board.example\nallow-host second.example\n"
+        "# a comment\r\n\n  sequences   2  \nqueue 3\r\n"
+        "allow-host board.example\nallow-host second.example\n"
         f"\ttoken-file {tmp_path}/a token\nhot-swap\nctx 64\nlisten 127.0.0.1:1",
     )
     with Service(model, "--options", path, "--listen", "127.0.0.1:0", "--queue", "5") as s:

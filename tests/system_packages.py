@@ -30,6 +30,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "fdisk": ("/usr/sbin/sfdisk", "/sbin/sfdisk"),
     "e2fsprogs": ("/usr/sbin/debugfs", "/sbin/debugfs"),
     "zstd": ("zstd",),
+    "wine": ("wine",),
+    "wine64": ("/usr/lib/wine/wine64",),
     "libc6-dev-arm64-cross": ("/usr/aarch64-linux-gnu/include/stdio.h",),
 }
 

@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     from colibri_kit.errors import KitError
 
 
@@ -45,6 +49,37 @@ class _Lines:
             print(f"{self._label}  {tenth * 10} %  {secs:.1f} s", file=sys.stderr, flush=True)
 
 
+class Screen:
+    """The whole terminal, redrawn in place; see :meth:`Ui.screen`."""
+
+    def __init__(self, console: Console, live: Live, keys: int | None) -> None:
+        self._console, self._live, self._keys = console, live, keys
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines, now."""
+        return self._console.size.width, self._console.size.height
+
+    def show(self, lines: Sequence[Text]) -> None:
+        from rich.console import Group
+
+        self._live.update(Group(*lines), refresh=True)
+
+    def key(self, seconds: float) -> str | None:
+        """Waits for a key, at most so long."""
+        if self._keys is None:
+            time.sleep(seconds)
+            return None
+        import os
+        import select
+
+        if not select.select([self._keys], [], [], seconds)[0]:
+            return None
+        typed = os.read(self._keys, 64).decode("utf-8", "replace")
+        # Arrows and the like come as several bytes: none of them is a key of ours.
+        return typed if len(typed) == 1 else None
+
+
 class Ui:
     """Everything the user sees goes through one of these.
 
@@ -60,9 +95,9 @@ class Ui:
     def result(self, data: dict[str, Any], text: str | None = None) -> None:
         """The verb's answer: ``data`` under ``--json``, else ``text``."""
         if self.as_json:
-            print(json.dumps(data, ensure_ascii=False, sort_keys=False))
+            print(json.dumps(data, ensure_ascii=False, sort_keys=False), flush=True)
         elif text is not None:
-            print(text)
+            print(text, flush=True)
 
     def stream(self, text: str) -> None:
         """Text as it is generated: stdout, no newline added; nothing under ``--json``."""
@@ -104,6 +139,43 @@ class Ui:
 
         return "\n".join([line(head), *map(line, cells)])
 
+    @property
+    def on_terminal(self) -> bool:
+        return sys.stdout.isatty()
+
+    @property
+    def draws_blocks(self) -> bool:
+        """Whether stdout can carry ▁ to █."""
+        return (sys.stdout.encoding or "").lower().replace("-", "") in ("utf8", "utf8sig", "utf16")
+
+    @staticmethod
+    def size() -> tuple[int, int]:
+        """Columns and lines of the terminal; 80 and 24 where there is none."""
+        import shutil
+
+        return shutil.get_terminal_size((80, 24))
+
+    def picture(self, lines: Sequence[Text]) -> None:
+        """Drawn lines as the verb's answer: in colour on a terminal only."""
+        from rich.console import Console
+
+        console = Console(file=sys.stdout, width=max([80, *(line.cell_len for line in lines)]))
+        for line in lines:
+            console.print(line)
+
+    @contextmanager
+    def screen(self) -> Iterator[Screen]:
+        """The terminal for a live picture; left as it was at the end."""
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console()
+        with (
+            _single_keys() as keys,
+            Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+        ):
+            yield Screen(console, live, keys)
+
     @contextmanager
     def progress(self, label: str, total: int, *, unit: str = "B") -> Iterator[Progress]:
         """``with ui.progress("write", n_bytes) as bar: bar.advance(k)``."""
@@ -139,3 +211,22 @@ class Ui:
                         bar.advance(task, amount)
 
                 yield _Rich()
+
+
+@contextmanager
+def _single_keys() -> Iterator[int | None]:
+    """stdin giving each key at once, unseen; None where that cannot be had. Ctrl-C stays."""
+    try:
+        import termios
+        import tty
+
+        keys = sys.stdin.fileno()
+        before = termios.tcgetattr(keys)
+    except (ImportError, OSError, ValueError, termios.error):
+        yield None
+        return
+    try:
+        tty.setcbreak(keys)
+        yield keys
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)

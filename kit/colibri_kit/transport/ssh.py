@@ -30,6 +30,7 @@ from colibri_kit.transport.base import (
     sh_join,
 )
 from colibri_kit.transport.sshconfig import Hop
+from colibri_kit.transport.sshforward import Endpoint, ForwardingTransport, dial
 
 #: $$ on the first line of stderr, so that Ctrl-C here can end the program there.
 _WITH_PID = 'printf "%s\\n" "$$" >&2; exec "$@"'
@@ -41,9 +42,9 @@ class SshTransport(TransportBase):
     def __init__(self, connections: list[fabric.Connection], hop: Hop, stall_timeout: float) -> None:
         self._connections, self._hop, self._stall = connections, hop, stall_timeout
         transport = connections[-1].transport
-        assert isinstance(transport, paramiko.Transport)
+        assert isinstance(transport, ForwardingTransport)
         self._transport = transport
-        self._moved: float | None = None  # time of the last byte of an upload; None = no upload
+        self._moved: float | None = None  # when the last byte of an upload moved; None: nothing is awaited
         self._stalled = False
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="ssh-watchdog", daemon=True).start()
@@ -56,6 +57,42 @@ class SshTransport(TransportBase):
         for connection in reversed(self._connections):
             with contextlib.suppress(Exception):
                 connection.close()
+
+    @property
+    def is_up(self) -> bool:
+        """False once the link is known to be gone; :meth:`beat` finds out."""
+        return bool(self._transport.is_active())
+
+    def dial(self, to: Endpoint) -> paramiko.Channel:
+        """A connection from the board to a port or Unix socket there: like a socket of our own.
+
+        Raises:
+            ForwardRefused: nothing listens there, or the server forwards none. ConnectionLost.
+        """
+        try:
+            return dial(self._transport, to, self.describe(), self._stall)
+        except KitError:
+            raise
+        except (paramiko.SSHException, EOFError, OSError) as err:
+            raise self._lost() from err
+
+    def beat(self) -> bool:
+        """Asks the server for an answer and waits for it; False when the link goes meanwhile.
+
+        The watchdog closes a link that is silent for ``stall_timeout`` seconds.
+        """
+        self._moved = time.monotonic()
+        try:
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                self._transport.global_request("keepalive@openssh.com", wait=True)
+        finally:
+            self._moved = None
+        return self.is_up
+
+    def moved(self) -> None:
+        """Bytes came over a dialled connection: a :meth:`beat` that waits behind them lives."""
+        if self._moved is not None:
+            self._moved = time.monotonic()
 
     def _watch(self) -> None:
         while not self._closed.wait(min(1.0, self._stall / 4)):

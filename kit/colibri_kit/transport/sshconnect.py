@@ -21,6 +21,7 @@ from colibri_kit.errors import KitError, UnreachableError
 from colibri_kit.transport.ssh import SshTransport
 from colibri_kit.transport.sshauth import Authenticator, HostKeyPolicy, HostKeyRule
 from colibri_kit.transport.sshconfig import Hop, parse_target, resolve
+from colibri_kit.transport.sshforward import ForwardingTransport
 
 #: paramiko prints tracebacks of its own threads unless its logger has a handler.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -149,7 +150,7 @@ def _factory(policy: HostKeyPolicy) -> Callable[..., paramiko.Transport]:
     """Transports that propose the recorded key types first (all of them) and keep silent."""
 
     def make(sock: Any, **kwargs: Any) -> paramiko.Transport:
-        transport = paramiko.Transport(sock, **kwargs)
+        transport = ForwardingTransport(sock, **kwargs)
         options = transport.get_security_options()
         first = [k for k in policy.recorded_kinds if k in options.key_types]
         options.key_types = [*first, *(k for k in options.key_types if k not in first)]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from colibri_kit.cli import ui_options
 from colibri_kit.commands.engine_options import memory_flags
-from colibri_kit.deploy.target import Place, new_prefix, opened, place, place_flags
-from colibri_kit.errors import PreflightError, UsageError
+from colibri_kit.deploy.target import opened, place, place_flags
+from colibri_kit.errors import UsageError
 from colibri_kit.transport.options import SshOptions
 from colibri_kit.ui import Ui
 
 if TYPE_CHECKING:
-    from colibri_kit.config.board import Board
+    from colibri_kit.config.recipe import Recipe
     from colibri_kit.deploy.act import Outcome
-    from colibri_kit.deploy.model import Parcel
-    from colibri_kit.deploy.plan import Engine, Plan, Settings
-    from colibri_kit.transport.base import Transport
+    from colibri_kit.deploy.plan import Plan, Settings
 
 
 class SizeParam(click.ParamType[int]):
@@ -40,7 +37,8 @@ class SizeParam(click.ParamType[int]):
 
 
 @click.command(short_help="Put engine and weights on a board, start them, check them.")
-@click.argument("places", nargs=-1, metavar="[HOST] MODEL.coli", required=True)
+@click.argument("places", nargs=-1, metavar="[HOST] MODEL.coli|RECIPE.yaml")
+@click.option("--recipe", "recipe_name", metavar="NAME|FILE", help="In place of MODEL.coli: what and where.")
 @place_flags
 @click.option(
     "--engine", type=click.Path(path_type=Path, dir_okay=False), help="Send this binary; default: build one."
@@ -52,7 +50,11 @@ class SizeParam(click.ParamType[int]):
 @click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Releases to keep.")
 @click.option("--offload", metavar="LINK", help="Experts may be computed at the end of this link.")
 @click.option("--offload-gadget", is_flag=True, help="Also make the board's USB port a serial device.")
-@click.option("--service", is_flag=True, help="Also install a service that starts the engine at boot.")
+@click.option(
+    "--service/--no-service",
+    default=None,
+    help="Keep the engine running, from boot on; default: by the recipe, else as it is now.",
+)
 @click.option("--retry-bad", is_flag=True, help="Deploy a release that failed its checks before.")
 @click.option("--break-lock", is_flag=True, help="Take over the lock of a dead deployment.")
 @click.option(
@@ -63,74 +65,69 @@ class SizeParam(click.ParamType[int]):
 def command(
     ui: Ui,
     places: tuple[str, ...],
+    recipe_name: str | None,
     board: str | None,
     prefix: str | None,
     root: Path | None,
     ssh: SshOptions,
     engine: Path | None,
-    budget: int | None,
-    ctx: int | None,
-    threads: int | None,
-    weights: str | None,
-    kv: str | None,
-    cache_experts: str | None,
-    cache_policy: str | None,
-    offload: str | None,
     offload_gadget: bool,
     keep: int,
-    service: bool,
+    service: bool | None,
     retry_bad: bool,
     break_lock: bool,
     health_timeout: float,
     dry_run: bool,
+    **given: Any,
 ) -> None:
     """Put engine and weights on a board, start them, check them.
 
     HOST is [user@]host[:port] or an alias of ~/.ssh/config; leave it out when
     the board is this machine. Only what the board lacks is sent. A release
-    that fails its checks is taken back.
+    that fails its checks is taken back. A recipe says all of it in a file;
+    options here win over it.
     """
-    from colibri_kit.deploy import model
-    from colibri_kit.deploy.act import Deployment
-    from colibri_kit.deploy.plan import Settings, check_engine
+    import tempfile
 
-    if len(places) > 2:
-        raise UsageError("deploy takes [HOST] MODEL.coli, nothing more")
+    from colibri_kit.deploy import job, model
+    from colibri_kit.deploy.act import Deployment
+    from colibri_kit.deploy.health import Check
+    from colibri_kit.deploy.plan import check_engine
+
+    recipe, folder, host = _what(places, recipe_name)
+    board = board or (recipe.board if recipe else None)
     if board is None:
         raise UsageError("name the board: --board NAME", hint="see them with: colibri-kit boards")
-    where = place(places[0] if len(places) == 2 else None, board, prefix, root, ssh)
+    if recipe is not None and host is None and root is None:
+        host = recipe.host
+    where = place(host, board, prefix, root, ssh)
     assert where.board is not None
     profile = where.board
-    parcel = model.load(Path(places[-1]))
-    settings = Settings(
-        budget or profile.budget,
-        ctx or 0,
-        threads or 0,
-        weights or "",
-        kv or "",
-        cache_experts or "",
-        cache_policy or "",
-        offload or ("/dev/ttyGS0" if offload_gadget else ""),
-    )
-    binary = _engine(ui, profile, engine)
+    parcel = model.load(folder)
+    settings = _settings(given, recipe, profile.budget, offload_gadget)
+    if service is None and recipe is not None:
+        service = recipe.service is not None
+    spec = job.service_of(profile, parcel, settings, recipe) if service else None
+    asked = recipe.check if recipe is not None else None
+    check = Check(asked.prompt, asked.max_new, asked.expect or "") if asked else Check()
+    binary = job.load_engine(ui, profile, engine)
     check_engine(profile, binary)
-    if service and profile.service == "none":
-        raise UsageError(f"board {profile.name} has no service manager: deploy without --service")
-    with opened(where, ui) as transport:
-        plan = _plan(ui, transport, where, binary, parcel, settings, retry_bad, keep, service)
-        for warning in plan.warnings:
+    wish = job.Wish(binary, parcel, settings, service, spec, check, retry_bad, keep)
+    with opened(where, ui) as transport, tempfile.TemporaryDirectory(prefix="colibri-deploy-") as scratch:
+        made = job.make(ui, transport, where, wish, Path(scratch))
+        for warning in made.plan.warnings:
             ui.warn(warning)
         if dry_run:
-            ui.result({"dry_run": True, **plan.as_json()}, _plan_text(plan, parcel))
+            ui.result({"dry_run": True, **job.plan_json(made, wish)}, job.plan_text(made, wish))
             return
-        ui.note(_plan_text(plan, parcel))
+        ui.note(job.plan_text(made, wish))
         if offload_gadget:
             from colibri_kit.offload.gadget import install
 
             ui.note(install(transport))
         outcome = Deployment(
             transport=transport,
-            plan=plan,
+            plan=made.plan,
             engine=binary,
             parcel=parcel,
             settings=settings,
@@ -140,95 +137,46 @@ def command(
             retry_bad=retry_bad,
             break_lock=break_lock,
             health_timeout=health_timeout,
-            service=profile.service if service else "none",
+            service=made.service,
+            check=check,
         ).run()
-    _report(ui, plan, outcome)
+    _report(ui, made.plan, outcome)
 
 
-def _engine(ui: Ui, board: Board, file: Path | None) -> Engine:
-    """The given binary, or one built for the board."""
-    import hashlib
+def _what(places: tuple[str, ...], name: str | None) -> tuple[Recipe | None, Path, str | None]:
+    """The recipe if there is one, the model's folder, and HOST.
 
-    from colibri_kit.deploy import elf
-    from colibri_kit.deploy.model import Part
-    from colibri_kit.deploy.plan import Engine
+    Raises:
+        UsageError: too much or too little was given. ConfigError: the recipe is wrong.
+    """
+    from colibri_kit.config import load_recipe
 
-    if file is None:
-        from colibri_kit.toolchain.engine import build_engine, plan_engine
-
-        units = len(plan_engine(board).units)
-        with ui.progress("compile", units, unit="files") as bar:
-            file = Path(build_engine(board, advance=bar.advance).path)
-    try:
-        data = file.read_bytes()
-    except OSError as err:
-        raise UsageError(f"cannot read the engine {file}: {err.strerror}") from err
-    kind = elf.identify(data[: elf.HEAD_BYTES])
-    if kind is None:
+    if name is None and places and places[-1].endswith((".yaml", ".yml")):
+        *rest, name = places
+        places = tuple(rest)
+    if name is not None:
+        if len(places) > 1:
+            raise UsageError("deploy takes [HOST] and a recipe, nothing more")
+        recipe, folder = load_recipe(name)
+        return recipe, folder, places[0] if places else None
+    if len(places) not in (1, 2):
         raise UsageError(
-            f"{file} is not an ELF executable",
-            hint=f"build one: colibri-kit build --board {board.name} -o FILE",
+            "deploy takes [HOST] MODEL.coli or [HOST] RECIPE.yaml, nothing more and nothing less"
         )
-    part = Part("colibri", file, len(data), hashlib.sha256(data).hexdigest(), 0o555)
-    return Engine(part, kind)
+    return None, Path(places[-1]), places[0] if len(places) == 2 else None
 
 
-def _plan(
-    ui: Ui,
-    transport: Transport,
-    where: Place,
-    engine: Engine,
-    parcel: Parcel,
-    settings: Settings,
-    retry_bad: bool,
-    keep: int,
-    service: bool,
-) -> Plan:
-    from colibri_kit.deploy import facts, plan, release, state, store
+def _settings(given: dict[str, Any], recipe: Recipe | None, budget: int, gadget: bool) -> Settings:
+    """What the engine is told: the command line, else the recipe, else the board's budget and its own
+    defaults."""
+    from colibri_kit.deploy.plan import Settings
 
-    assert where.board is not None
-    prefix = new_prefix(transport, where, ui)
-    found = facts.gather(transport, prefix)
-    if service and found.uid != 0:
-        raise PreflightError(
-            f"installing a service needs root; we are {found.user} on {transport.describe()}",
-            hint="add --sudo, or deploy without --service",
-            state="nothing was sent or changed",
-            code="CK-PREFLIGHT-ROOT",
-        )
-    held = store.stored(transport, prefix) if found.ours else plan.Stored({}, {}, (), None)
-    remembered = state.load(transport, prefix) if found.ours else state.State()
-    current = release.read(transport, prefix, held.current) if held.current else {}
-    return plan.make(
-        board=where.board,
-        facts=found,
-        where=transport.describe(),
-        engine=engine,
-        parcel=parcel,
-        settings=settings,
-        stored=held,
-        current_content=current.get("content"),
-        bad=[b.content for b in remembered.bad],
-        retry_bad=retry_bad,
-        keep=keep,
-        now=datetime.now(timezone.utc),
-    )
-
-
-def _plan_text(plan: Plan, parcel: Parcel) -> str:
-    from colibri_kit.deploy.plan import size_text
-
-    rows = [
-        ("board", f"{plan.board} on {plan.target}, {plan.prefix}"),
-        ("model", f"{parcel.name}, {len(parcel.parts)} files, {size_text(parcel.size)}"),
-        ("current", plan.previous or "none"),
-        ("release", plan.release + (" (already current)" if plan.same_as_current else "")),
-        *(("send", f"{p.name}  {size_text(p.size)}") for p in plan.send[:8]),
-    ]
-    if len(plan.send) > 8:
-        rows.append(("send", f"… and {len(plan.send) - 8} more"))
-    rows += [("step", step) for step in plan.steps]
-    return "\n".join(f"{name:<8} {value}" for name, value in rows)
+    names = ("budget", "ctx", "threads", "weights", "kv", "cache_experts", "cache_policy", "offload")
+    said = {name: given[name] or (getattr(recipe, name) if recipe is not None else None) for name in names}
+    said["budget"] = said["budget"] or budget
+    if gadget:
+        said["offload"] = said["offload"] or "/dev/ttyGS0"
+    return Settings(**{name: value for name, value in said.items() if value})
 
 
 def _report(ui: Ui, plan: Plan, outcome: Outcome) -> None:

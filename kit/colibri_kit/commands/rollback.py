@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from colibri_kit.cli import ui_options
 from colibri_kit.deploy.target import Place, existing_prefix, opened, place_options
 from colibri_kit.ui import Ui
+
+if TYPE_CHECKING:
+    from colibri_kit.transport.base import Transport
 
 
 @click.command(short_help="Go back to the previous release on a board.")
@@ -27,10 +31,12 @@ def command(
     """Go back to the previous release on a board.
 
     The release is checked first (golden, then one token): one that is unwell
-    does not become current.
+    does not become current. Where a service runs, it is restarted with the
+    release and asked; when that fails, the one before runs again.
     """
-    from colibri_kit.deploy import act, health, release, state, store
-    from colibri_kit.errors import HealthError, PreflightError
+    from colibri_kit.deploy import act, back, health, keeper, release, serving, state, store
+    from colibri_kit.deploy.record import check_of, settings_of
+    from colibri_kit.errors import HealthError, KitError, PreflightError, RollbackError
 
     with opened(where, ui) as transport:
         prefix = existing_prefix(transport, where)
@@ -57,11 +63,31 @@ def command(
             ui.result({"dry_run": True, **data}, f"would check {target} and make it current; {stays}")
             return
         with state.Lock(transport, prefix, break_lock):
-            settings = act.settings_of(release.read(transport, prefix, target))
-            well = health.check(transport, f"{prefix}/releases/{target}", settings, health_timeout)
+            doc = release.read(transport, prefix, target)
+            now = release.read(transport, prefix, held.current) if held.current else {}
+            then, runs = serving.of_release(doc), serving.of_release(now)
+            if then is None and runs is None:
+                path = f"{prefix}/releases/{target}"
+                well = health.check(transport, path, settings_of(doc), health_timeout, check_of(doc))
+            else:
+                _need_root(transport, stays)
+                well = health.Health(True, "", keeper.golden_of(doc))
+                try:
+                    back.go_back(transport, prefix, target, health_timeout, runs.kind if runs else None)
+                except RollbackError as err:
+                    well = health.Health(False, err.message)
+                    leaving = then.kind if then else None
+                    try:
+                        back.go_back(transport, prefix, held.current, health_timeout, leaving)
+                    except KitError as worse:
+                        raise RollbackError(
+                            f"{err.message}; and back on {held.current}: {worse.message}",
+                            hint="see: colibri-kit status, colibri-kit logs",
+                            state=worse.state or f"uncertain: current may be {target} or {held.current}",
+                        ) from worse
             if not well.ok:
                 raise HealthError(
-                    f"{target} is unwell: {well.reason}",
+                    well.reason if well.reason.startswith(target) else f"{target} is unwell: {well.reason}",
                     hint="name another release with --to, or deploy again",
                     state=stays,
                 )
@@ -74,3 +100,15 @@ def command(
         {**data, "golden": well.golden},
         f"rolled back from {held.current} to {target} (golden ok {well.golden[:12]})",
     )
+
+
+def _need_root(transport: Transport, stays: str) -> None:
+    from colibri_kit.errors import PreflightError
+
+    if transport.run(["id", "-u"]).text != "0":
+        raise PreflightError(
+            f"restarting the service of {transport.describe()} needs root",
+            hint="add --sudo",
+            state=stays,
+            code="CK-PREFLIGHT-ROOT",
+        )

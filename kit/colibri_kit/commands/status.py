@@ -14,13 +14,14 @@ from colibri_kit.ui import Ui
 @click.command(short_help="Show which release a board runs and how it is.")
 @click.argument("host", required=False)
 @place_options
-@click.option("--check", is_flag=True, help="Run the golden and one token now.")
+@click.option("--check", is_flag=True, help="Golden and one token now; of the service, where there is one.")
 @ui_options
 def command(ui: Ui, where: Place, check: bool) -> None:
     """Show which release a board runs and how it is."""
     from dataclasses import asdict
 
-    from colibri_kit.deploy import act, health, release, state, store
+    from colibri_kit.deploy import health, keeper, release, serving, state, store
+    from colibri_kit.deploy.record import check_of, settings_of
 
     with opened(where, ui) as transport:
         prefix = existing_prefix(transport, where)
@@ -39,6 +40,7 @@ def command(ui: Ui, where: Place, check: bool) -> None:
             "model": doc.get("model", {}).get("name"),
             "releases": list(held.releases),
             "bad": [asdict(b) for b in remembered.bad],
+            "service": None,
             "bytes": sum(held.blobs.values()) + sum(held.partial.values()),
             "partial_bytes": sum(held.partial.values()),
         }
@@ -46,10 +48,17 @@ def command(ui: Ui, where: Place, check: bool) -> None:
             path = f"{prefix}/releases/{held.current}"
             version, why = health.version(transport, path)
             data["engine"] = version or None
+            spec = serving.of_release(doc)
+            if spec is not None:
+                kept = keeper.Keeper(transport, prefix, spec, settings_of(doc))
+                data["service"] = {"kind": spec.kind, "at": " ".join(spec.options.address()), **kept.seen()}
             if why:
                 data["health"] = f"the engine does not start: {why}"
             elif check:
-                well = health.check(transport, path, act.settings_of(doc), 600)
+                if spec is not None:
+                    well = kept.answers(held.current, keeper.golden_of(doc), check_of(doc), 600)
+                else:
+                    well = health.check(transport, path, settings_of(doc), 600, check_of(doc))
                 data["health"] = "ok" if well.ok else well.reason
                 data["checked"] = state.utc_now()
         if remembered.pending and remembered.pending == held.current and not check:
@@ -67,9 +76,15 @@ def _text(data: dict[str, Any]) -> str:
         ("model", data["model"] or "-"),
         ("engine", data.get("engine") or "-"),
         ("health", f"{data['health'] or '-'} (checked {data['checked'] or 'never'})"),
+        *((("service", _service(data["service"])),) if data["service"] else ()),
         ("previous", data["previous"] or "none"),
         ("releases", ", ".join(data["releases"]) or "none"),
         ("disk", size_text(data["bytes"])),
         *(("bad", f"{b['release']}: {b['reason']}") for b in data["bad"]),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in rows)
+
+
+def _service(told: dict[str, Any]) -> str:
+    up = f"up {told['uptime_s']:.0f} s" if told["uptime_s"] is not None else told["why"]
+    return f"{told['kind']} {told['at']}: {up}"

@@ -75,13 +75,22 @@ def command(ui: Ui, where: Place, yes: bool, break_lock: bool, dry_run: bool) ->
 
 
 def _stop_services(transport: Transport, prefix: str, releases: Sequence[str]) -> None:
-    """Takes away the service of every kind that a release here was deployed with."""
-    from colibri_kit.deploy import release
-    from colibri_kit.deploy.plan import Settings
-    from colibri_kit.deploy.services import Service, install, render
+    """Takes away the service of every kind that a release here was deployed with.
 
-    kinds = {str(release.read(transport, prefix, name).get("service", "none")) for name in releases}
-    for kind in sorted(kinds & {"systemd", "openrc", "sysv"}):
-        made = render(kind, Service(prefix, "nobody", Settings(), 0))
-        if made is not None:
-            install.remove(transport, made)
+    Raises:
+        PreflightError: that needs root, which we are not.
+    """
+    from colibri_kit.deploy import keeper, release, serving
+    from colibri_kit.errors import PreflightError
+
+    specs = (serving.of_release(release.read(transport, prefix, name)) for name in releases)
+    kinds = sorted({spec.kind for spec in specs if spec is not None})
+    if kinds and transport.run(["id", "-u"]).text != "0":
+        raise PreflightError(
+            f"removing the service of {transport.describe()} needs root",
+            hint="add --sudo",
+            state="nothing was removed",
+            code="CK-PREFLIGHT-ROOT",
+        )
+    for kind in kinds:
+        keeper.remove(transport, prefix, kind)

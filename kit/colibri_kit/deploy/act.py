@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from colibri_kit.deploy import health, release, state, store
+from colibri_kit.deploy import back, health, keeper, release, serving, state, store
 from colibri_kit.deploy.model import Parcel, Part
 from colibri_kit.deploy.plan import Engine, Plan, Settings, size_text
+from colibri_kit.deploy.record import settings_of as settings_of
 from colibri_kit.errors import (
     HealthError,
     KitError,
@@ -48,7 +48,12 @@ def stays(current: str | None) -> str:
 
 @dataclass
 class Deployment:
-    """One run of one plan. Make it, then :meth:`run` it, holding no lock."""
+    """One run of one plan. Make it, then :meth:`run` it, holding no lock.
+
+    Attributes:
+        service: how the board keeps it running; None = it does not.
+        check: what it has to answer before it counts as well.
+    """
 
     transport: Transport
     plan: Plan
@@ -61,7 +66,8 @@ class Deployment:
     retry_bad: bool = False
     break_lock: bool = False
     health_timeout: float = 600.0
-    service: str = "none"
+    service: serving.Spec | None = None
+    check: health.Check = field(default_factory=health.Check)
 
     @property
     def _prefix(self) -> str:
@@ -92,6 +98,7 @@ class Deployment:
 
     _switched = False
     _kept = 0
+    _installed: str | None = None  # kind of the service that is on the board
 
     def _closing(self, before: str | None) -> str:
         if self._switched:
@@ -102,20 +109,22 @@ class Deployment:
     def _locked(self, partial: dict[str, int]) -> Outcome:
         sent = self._send(partial)
         remembered = state.load(self.transport, self._prefix)
+        before = self.plan.previous
+        doc = release.read(self.transport, self._prefix, before) if before else {}
+        there = serving.of_release(doc)
+        self._installed = there.kind if there else None
         if self.plan.same_as_current:
             return self._again(remembered, sent)
         version = self._make()
-        before = self.plan.previous
         if self.retry_bad:
             remembered = remembered.forgiven(self.plan.content)
         state.save(self.transport, self._prefix, replace(remembered, pending=self.plan.release))
         self._switched = True
         release.switch(self.transport, self._prefix, self.plan.release)
         self.ui.detail(f"switched to {self.plan.release}")
-        well = self._health(self.plan.release)
+        well = self._start()
         if not well.ok:
             self._roll_back(remembered, well.reason)
-        self._start_service(remembered)
         when = state.utc_now()
         state.save(self.transport, self._prefix, remembered.with_good(self.plan.release, before, when))
         state.log(
@@ -135,7 +144,7 @@ class Deployment:
         """The board has this very release: only its health is in question."""
         current = self.plan.release
         version, why = health.version(self.transport, self._path(current))
-        well = health.Health(False, why) if why else self._health(current)
+        well = health.Health(False, why) if why else self._still_well()
         if not well.ok:
             self._switched = True
             self._roll_back(remembered, well.reason)
@@ -203,8 +212,9 @@ class Deployment:
         """The release, made and able to start, not yet current. Returns the engine's version."""
         name = self.plan.release
         release.make(
-            self.transport, self._prefix, name, self.engine.part, self.parcel.parts, self._document()
-        )
+            self.transport, self._prefix, name, self.engine.part, self.parcel.parts, self._document(),
+            self.plan.beside,
+        )  # fmt: skip
         version, why = health.version(self.transport, self._path(name))
         if why:
             release.remove(self.transport, self._prefix, name)
@@ -214,15 +224,17 @@ class Deployment:
                 state=f"{stays(self.plan.previous)}; the new release was removed",
                 code="CK-DEPLOY-START",
             )
-        if self.service != "none" and not health.has_verb(self.transport, self._path(name), "serve"):
+        if self.service and not health.can_serve(self.transport, self._path(name)):
             release.remove(self.transport, self._prefix, name)
             raise PreflightError(
-                "this engine has no `serve` verb, so there is nothing for a service to run",
-                hint="deploy without --service; `colibri-kit run` uses the deployed release",
+                "this engine has no `serve --options` or no `health`: a service could not run or be asked",
+                hint="build a newer engine, or deploy with --no-service; `colibri-kit run` uses it as it is",
                 state=f"{stays(self.plan.previous)}; the new release was removed",
                 code="CK-DEPLOY-SERVICE",
             )
-        over = health.memory(self.transport, self._path(name), self.settings)
+        over = health.memory(
+            self.transport, self._path(name), self.settings, freed=self._installed is not None
+        )
         if over:
             release.remove(self.transport, self._prefix, name)
             raise PreflightError(
@@ -251,29 +263,36 @@ class Deployment:
                 "files": [{"name": p.name, "bytes": p.size, "sha256": p.sha256} for p in self.parcel.parts],
             },
             "settings": asdict(self.settings),
-            "service": self.service,
+            "service": self.service.as_json() if self.service else "none",
+            "check": asdict(self.check),
         }
 
-    def _start_service(self, remembered: state.State) -> None:
-        """Installs and restarts the service; one that does not start is a release that is unwell."""
-        if self.service == "none":
-            return
-        from colibri_kit.deploy.services import Service, install, memory_max, render
+    def _keeper(self, spec: serving.Spec) -> keeper.Keeper:
+        return keeper.Keeper(self.transport, self._prefix, spec, self.settings)
 
-        who = install.user(self.transport)
-        limit = memory_max(self.settings.budget)
-        made = render(self.service, Service(self._prefix, who, self.settings, limit))
-        assert made is not None
-        try:
-            install.install(self.transport, made)
-        except ConnectionLost:
-            raise
-        except TransferError as err:
-            self._roll_back(remembered, err.message)
+    def _start(self) -> health.Health:
+        """The new release, current by now: its service is started and asked, or it is run once."""
+        name = self.plan.release
+        back.leave(self.transport, self._prefix, self._installed, self.service)
+        if self.service is None:
+            self._installed = None
+            self.ui.detail(f"checking {name}: golden and {self.check.max_new} token(s)")
+            path = self._path(name)
+            return health.check(self.transport, path, self.settings, self.health_timeout, self.check)
+        self._installed = self.service.kind
+        self.ui.detail(f"starting the {self.service.kind} service and asking it: golden, then a token")
+        golden = self.parcel.golden
+        return self._keeper(self.service).bring_up(name, golden, self.check, self.health_timeout)
 
-    def _health(self, name: str) -> health.Health:
-        self.ui.detail(f"checking {name}: golden and one token")
-        return health.check(self.transport, self._path(name), self.settings, self.health_timeout)
+    def _still_well(self) -> health.Health:
+        """The release that is current already; a service that is down is started once."""
+        if self.service is not None:
+            kept, name = self._keeper(self.service), self.plan.release
+            well = kept.well_now(name, self.parcel.golden, self.check, self.health_timeout)
+            if well.ok:
+                return well
+            self.ui.warn(f"the service is not well: {well.reason}; it is started again")
+        return self._start()
 
     def _roll_back(self, remembered: state.State, reason: str) -> None:
         """Goes back and raises HealthError, or RollbackError when even that fails."""
@@ -285,7 +304,7 @@ class Deployment:
         after = remembered.with_bad(bad, self.plan.content, reason, state.utc_now())
         why = f"{bad} on {target} is unwell: {reason}"
         try:
-            go_back(self.transport, self._prefix, before, self.health_timeout)
+            back.go_back(self.transport, self._prefix, before, self.health_timeout, self._installed)
         except KitError as err:
             with contextlib.suppress(KitError):
                 state.save(self.transport, self._prefix, after)
@@ -310,40 +329,3 @@ class Deployment:
         names = release.doomed(now.releases, self.keep, self.plan.release, self.plan.previous)
         release.prune(self.transport, self._prefix, names)
         return tuple(names)
-
-
-def go_back(transport: Transport, prefix: str, target: str | None, timeout: float) -> None:
-    """Makes ``target`` current and checks it; with None takes ``current`` away.
-
-    Raises:
-        RollbackError: it is not well either; it is current all the same.
-        TransferError: the board did not do it.
-    """
-    if target is None:
-        release.unset(transport, prefix)
-        return
-    release.switch(transport, prefix, target)
-    doc = release.read(transport, prefix, target)
-    settings = settings_of(doc)
-    well = health.check(transport, f"{prefix}/releases/{target}", settings, timeout)
-    if not well.ok:
-        raise RollbackError(
-            f"{target} is unwell: {well.reason}", state=f"{target} is current, and is unwell as well"
-        )
-
-
-def settings_of(doc: dict[str, Any]) -> Settings:
-    """The engine settings a release.json records; whatever is odd counts as not set."""
-    raw = doc.get("settings")
-    raw = raw if isinstance(raw, dict) else {}
-    values: dict[str, Any] = {
-        k: v for k in ("budget", "ctx", "threads") if isinstance(v := raw.get(k), int) and v > 0
-    }
-    for name in ("weights", "kv", "cache_experts", "cache_policy"):
-        word = raw.get(name)
-        if isinstance(word, str) and word.isascii() and word.replace("_", "").isalnum():
-            values[name] = word
-    link = raw.get("offload")
-    if isinstance(link, str) and re.fullmatch(r"[\w./:@-]{1,120}", link, re.ASCII):
-        values["offload"] = link
-    return Settings(**values)

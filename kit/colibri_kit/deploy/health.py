@@ -8,7 +8,22 @@ from dataclasses import dataclass
 from colibri_kit.deploy.plan import Settings
 from colibri_kit.transport.base import CommandTimeout, Completed, Transport
 
-_PROMPT = b"The quick brown fox"
+#: Exit statuses of `colibri serve` that say why (docs/engine-cli.md, docs/service.md).
+ENDED = {
+    1: "an error while it ran",
+    2: "its options are wrong",
+    3: "its model files are missing or damaged",
+    4: "it does not fit the memory",
+    5: "its golden does not match",
+    6: "an expert cannot be used",
+    7: "it made no progress",
+    8: "it fell too often in a row",
+    203: "the service manager cannot execute it",
+    209: "the service manager cannot write its output",
+    216: "it has no such group",
+    217: "it has no such user",
+    226: "the service manager cannot confine it",
+}
 _MEANING = {
     126: "the board cannot execute it (wrong architecture, or mounted noexec)",
     127: "the engine is not there, or needs a loader the board lacks",
@@ -26,6 +41,60 @@ class Health:
     ok: bool
     reason: str = ""
     golden: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a release is asked: ``max_new`` tokens after ``prompt``, with ``expect`` in them."""
+
+    prompt: str = "The quick brown fox"
+    max_new: int = 1
+    expect: str = ""
+
+    def unmet(self, text: str) -> str:
+        """Empty when the answer will do."""
+        if self.expect and self.expect not in text:
+            return f"the answer to {self.prompt!r} is {text[:120]!r}, without {self.expect!r}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `colibri health` heard: seconds since that process began, golden, and the text."""
+
+    uptime: float
+    golden: str
+    text: str
+
+
+def ask(
+    transport: Transport, engine: str, at: list[str], timeout: int, check: Check | None = None
+) -> tuple[Answer | None, str]:
+    """Asks a service on the board through its real endpoint, as a client does.
+
+    Args:
+        at: options that say where it listens. check: also have this answered.
+
+    Returns:
+        The answer, or None and why there is none.
+
+    Raises:
+        ConnectionLost: the link went away.
+    """
+    argv = [engine, "health", "--json", *at, "--timeout", str(timeout)]
+    if check is not None:
+        argv += ["--prompt", check.prompt, "-n", str(check.max_new)]
+    try:
+        done = _run(transport, argv, None, timeout + 30)
+    except CommandTimeout as err:
+        return None, err.message
+    if done.rc != 0:
+        return None, explain(done).removeprefix("colibri health: error: ")
+    try:
+        doc = json.loads(done.text)
+        return Answer(float(doc["uptime_s"]), str(doc["golden"]), str(doc["text"] or "")), ""
+    except (ValueError, KeyError, TypeError):
+        return None, f"`colibri health` does not answer as it should: {done.text[:80]!r}"
 
 
 def explain(done: Completed) -> str:
@@ -59,15 +128,38 @@ def has_verb(transport: Transport, release_path: str, verb: str) -> bool:
     return transport.run([f"{release_path}/colibri", verb, "--help"], timeout=30).rc == 0
 
 
-def memory(transport: Transport, release_path: str, settings: Settings) -> str:
-    """The engine's own plan on the board: empty when it fits, else the sum."""
+def can_serve(transport: Transport, release_path: str) -> bool:
+    """Does the release's engine serve from an options file, and can it be asked?"""
+    done = transport.run([f"{release_path}/colibri", "serve", "--help"], timeout=30)
+    return done.rc == 0 and b"--options" in done.out and has_verb(transport, release_path, "health")
+
+
+def memory(transport: Transport, release_path: str, settings: Settings, *, freed: bool = False) -> str:
+    """The engine's own plan on the board: empty when it fits, else the sum.
+
+    Args:
+        freed: another engine of ours runs there and will have ended before this one starts: what
+            the machine has left now does not count, the budget does.
+    """
     argv = [f"{release_path}/colibri", "plan", "--model", f"{release_path}/model.coli", *settings.flags()]
     done = transport.run(argv, timeout=120)
-    return "" if done.rc != 4 else (done.text + "\n" + done.err_text).strip()
+    if done.rc != 4:
+        return ""
+    if freed:
+        told = transport.run([*argv, "--json"], timeout=120)
+        try:
+            ledger = json.loads(told.text)["ledger"]
+            if settings.budget and ledger["total"] <= settings.budget:
+                return ""
+        except (ValueError, KeyError, TypeError):
+            pass
+    return (done.text + "\n" + done.err_text).strip()
 
 
-def check(transport: Transport, release_path: str, settings: Settings, timeout: float) -> Health:
-    """Runs ``check`` and then one token, each within ``timeout`` seconds.
+def check(
+    transport: Transport, release_path: str, settings: Settings, timeout: float, wanted: Check | None = None
+) -> Health:
+    """Runs ``check`` and then a prompt (one token unless more is wanted), each within ``timeout`` seconds.
 
     Raises:
         ConnectionLost: the link went away, which says nothing about the release.
@@ -81,10 +173,13 @@ def check(transport: Transport, release_path: str, settings: Settings, timeout: 
         if not lines:
             return Health(False, "check ended well but did not say `golden ok`")
         golden = (lines[0].split() + [""] * 3)[2]
-        argv = [engine, "run", "--model", model, *settings.flags(), "--prompt-file", "-", "-n", "1"]
-        done = _run(transport, argv, _PROMPT, timeout)
+        what = wanted or Check()
+        count = str(what.max_new)
+        argv = [engine, "run", "--model", model, *settings.flags(), "--prompt-file", "-", "-n", count]
+        done = _run(transport, argv, what.prompt.encode(), timeout)
     except CommandTimeout as err:
         return Health(False, err.message)
     if done.rc != 0:
         return Health(False, f"the first token failed: {explain(done)}")
-    return Health(True, "", golden)
+    unmet = what.unmet(done.text)
+    return Health(not unmet, unmet, golden)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colibri_kit.deploy import elf
 from colibri_kit.deploy.facts import Facts
@@ -88,7 +88,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one deployment. Sizes in bytes."""
+    """The steps of one deployment. Sizes in bytes. ``beside``: files that stand beside the engine."""
 
     board: str
     target: str
@@ -102,6 +102,7 @@ class Plan:
     same_as_current: bool
     warnings: tuple[str, ...]
     steps: tuple[str, ...]
+    beside: tuple[Part, ...] = ()
 
     @property
     def send_bytes(self) -> int:
@@ -140,13 +141,21 @@ def size_text(n: int) -> str:
     raise AssertionError
 
 
-def content_id(engine: Part, parcel: Parcel, settings: Settings) -> str:
-    """sha256 over everything that makes a release what it is (not its time)."""
-    what = {
+def content_id(
+    engine: Part, parcel: Parcel, settings: Settings, service: dict[str, Any] | None = None
+) -> str:
+    """sha256 over everything that makes a release what it is (not its time).
+
+    Args:
+        service: how it is kept running; None = it is not.
+    """
+    what: dict[str, Any] = {
         "engine": engine.sha256,
         "files": sorted((p.name, p.sha256) for p in parcel.parts),
         "settings": asdict(settings),
     }
+    if service is not None:
+        what["service"] = service
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
@@ -300,10 +309,14 @@ def make(
     retry_bad: bool,
     keep: int,
     now: datetime,
+    service: dict[str, Any] | None = None,
+    beside: tuple[Part, ...] = (),
 ) -> Plan:
     """The plan, or the reason why there is none.
 
     Args:
+        service: what the board keeps running (:meth:`Spec.as_json`), None = nothing.
+        beside: files that go beside the engine.
         current_content: content id of the release that is current on the board.
         bad: content ids that failed their health checks on this board.
 
@@ -314,14 +327,14 @@ def make(
     check_board(board, facts, where)
     warnings = check_place(facts, where)
     check_memory(parcel, settings, board, facts, where)
-    content = content_id(engine.part, parcel, settings)
+    content = content_id(engine.part, parcel, settings, service)
     if content in bad and not retry_bad:
         raise _refuse(
             f"this very release (content {content[:12]}) failed its health check on {where} before",
             "see why with: colibri-kit logs; deploy it all the same with --retry-bad",
             "BAD",
         )
-    unique = {p.sha256: p for p in (engine.part, *parcel.parts)}
+    unique = {p.sha256: p for p in (engine.part, *beside, *parcel.parts)}
     send = tuple(p for p in unique.values() if stored.blobs.get(p.sha256) != p.size)
     reuse = tuple(p for p in unique.values() if stored.blobs.get(p.sha256) == p.size)
     resume = sum(min(stored.partial.get(p.sha256, 0), p.size) for p in send)
@@ -333,7 +346,7 @@ def make(
     steps.append("verify every file on the board by its sha256")
     if not same:
         steps += [f"make releases/{release}", "run its engine once", f"switch current to {release}"]
-    steps.append("check: golden, then one token" + ("" if same else "; go back if unwell"))
+    steps.append(_check_step(service, same))
     if not same:
         steps.append(f"keep the newest {keep} release(s)")
     return Plan(
@@ -349,4 +362,13 @@ def make(
         same_as_current=same,
         warnings=tuple(warnings),
         steps=tuple(steps),
+        beside=beside,
     )
+
+
+def _check_step(service: dict[str, Any] | None, same: bool) -> str:
+    back = "" if same else "; go back if unwell"
+    if service is None:
+        return f"check: golden, then one token{back}"
+    verb = "ask" if same else "restart"
+    return f"{verb} the {service['kind']} service; it must answer with the golden, then one token{back}"

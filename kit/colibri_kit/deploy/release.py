@@ -77,10 +77,22 @@ def make_prefix(transport: Transport, prefix: str) -> None:
 
 
 def make(
-    transport: Transport, prefix: str, release: str, engine: Part, parts: Sequence[Part], doc: dict[str, Any]
+    transport: Transport,
+    prefix: str,
+    release: str,
+    engine: Part,
+    parts: Sequence[Part],
+    doc: dict[str, Any],
+    beside: Sequence[Part] = (),
 ) -> None:
-    """Makes ``releases/RELEASE`` whole or not at all; links into the blobs."""
+    """Makes ``releases/RELEASE`` whole or not at all; links into the blobs.
+
+    Args:
+        beside: files that stand beside the engine, such as its options.
+    """
     pairs = ["colibri", engine.sha256]
+    for part in beside:
+        pairs += [part.name, part.sha256]
     for part in parts:
         pairs += [f"model.coli/{part.name}", part.sha256]
     done = transport.run(script(_MAKE_RELEASE, prefix, release, *pairs))

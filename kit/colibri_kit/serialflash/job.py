@@ -33,11 +33,11 @@ def flash_serial(
         UsageError, UnreachableError, AuthError: port or login. PreflightError: refused, nothing
         sent. TransferError, VerifyError, HealthError: see the error's state.
     """
-    from colibri_kit.commands.deploy import _engine
+    from colibri_kit.deploy.job import load_engine
 
     options = options or SerialOptions()
     parcel = model_folder.load(model)
-    engine = _engine(ui, board, options.engine)
+    engine = load_engine(ui, board, options.engine)
     check_engine(board, engine)
     total = engine.part.size + parcel.size
     fastest = max(options.baud, options.max_baud or 0)

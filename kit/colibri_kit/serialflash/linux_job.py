@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
-from colibri_kit.commands.deploy import _plan
 from colibri_kit.config.board import Board
+from colibri_kit.deploy import job
 from colibri_kit.deploy.act import Deployment
 from colibri_kit.deploy.model import Parcel
 from colibri_kit.deploy.plan import Engine, Settings
@@ -33,10 +35,16 @@ def flash_linux(
     console.start(options.user, options.password, options.wait)
     _switch_rate(ui, console, options)
     transport = SerialTransport(console, method=options.method, note=ui.detail)
+    scratch = tempfile.TemporaryDirectory(prefix="colibri-flash-")
     try:
         where = Place(None, board, options.prefix or board.prefix, SshOptions())
         settings = Settings(options.budget or board.budget, options.ctx or 0, options.threads or 0)
-        made = _plan(ui, transport, where, engine, parcel, settings, False, options.keep, options.service)
+        if options.service and board.service == "none":
+            raise ConfigError(f"board {board.name} has no service manager")
+        spec = job.service_of(board, parcel, settings, None) if options.service else None
+        wish = job.Wish(engine, parcel, settings, options.service or None, spec, keep=options.keep)
+        planned = job.make(ui, transport, where, wish, Path(scratch.name))
+        made = planned.plan
         for warning in made.warnings:
             ui.warn(warning)
         rate = _measure(transport)
@@ -44,8 +52,6 @@ def flash_linux(
         plan.check_time(made.send_bytes, rate, options.max_hours, "measured on this line")
         if options.dry_run:
             return {"way": "linux", "rate_bytes_s": round(rate), **made.as_json()}
-        if options.service and board.service == "none":
-            raise ConfigError(f"board {board.name} has no service manager")
         began = time.monotonic()
         outcome = Deployment(
             transport=transport,
@@ -56,7 +62,7 @@ def flash_linux(
             board_name=board.name,
             ui=ui,
             keep=options.keep,
-            service=board.service if options.service else "none",
+            service=planned.service,
         ).run()
         return {
             "way": "linux",
@@ -68,6 +74,7 @@ def flash_linux(
             **outcome.as_json(),
         }
     finally:
+        scratch.cleanup()
         transport.close()
 
 

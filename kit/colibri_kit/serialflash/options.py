@@ -57,9 +57,9 @@ class SerialOptions:
 
     def password(self) -> str | None:
         """From the file, ``$COLIBRI_SERIAL_PASSWORD`` or the terminal; None = there is none."""
-        from colibri_kit.transport.options import _secret
+        from colibri_kit.transport.options import secret
 
-        return _secret(self.password_file, "COLIBRI_SERIAL_PASSWORD", "password on the board's console: ")
+        return secret(self.password_file, "COLIBRI_SERIAL_PASSWORD", "password on the board's console: ")
 
     def open(self, device: str) -> Line:
         """The port, for us alone. Raises what :func:`open_line` does."""

@@ -62,18 +62,18 @@ class SshOptions:
             host_keys=HostKeyRule(
                 self.accept_new_host_key, mark, self.known_hosts.expanduser() if self.known_hosts else None
             ),
-            password=lambda prompt: _secret(self.password_file, "COLIBRI_SSH_PASSWORD", prompt),
-            passphrase=lambda prompt: _secret(None, "COLIBRI_SSH_PASSPHRASE", prompt),
+            password=lambda prompt: secret(self.password_file, "COLIBRI_SSH_PASSWORD", prompt),
+            passphrase=lambda prompt: secret(None, "COLIBRI_SSH_PASSPHRASE", prompt),
             connect_timeout=self.connect_timeout,
             stall_timeout=self.stall_timeout,
             note=note,
         )
 
     def sudo_password(self) -> str | None:
-        return _secret(self.sudo_password_file, "COLIBRI_SUDO_PASSWORD", "sudo password on the board: ")
+        return secret(self.sudo_password_file, "COLIBRI_SUDO_PASSWORD", "sudo password on the board: ")
 
 
-def _secret(file: Path | None, variable: str, prompt: str) -> str | None:
+def secret(file: Path | None, variable: str, prompt: str) -> str | None:
     """From the file, else the environment, else the terminal, else None."""
     if file is not None:
         try:

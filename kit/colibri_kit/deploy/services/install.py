@@ -4,14 +4,85 @@ from __future__ import annotations
 
 import io
 
-from colibri_kit.deploy.services import Rendered
-from colibri_kit.errors import TransferError
+from colibri_kit.deploy.services import NAME, Rendered
+from colibri_kit.errors import PreflightError, TransferError
 from colibri_kit.transport.base import Transport, script
 
+# $1 the user. Debian's useradd, busybox' adduser.
+_MAKE_USER = """
+id -u "$1" >/dev/null 2>&1 && exit 0
+if command -v useradd >/dev/null 2>&1
+then useradd --system --user-group --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin "$1"
+else adduser -S -D -H -h /nonexistent -s /sbin/nologin "$1"
+fi >/dev/null 2>&1
+id -u "$1" >/dev/null 2>&1
+"""
 
-def user(transport: Transport) -> str:
-    """Who runs the engine: ``colibri`` where there is such a user, else ``nobody``. Never root."""
-    return "colibri" if transport.run(["id", "-u", "colibri"]).rc == 0 else "nobody"
+# $1 the device. Its group, when that may use it; where it is not plugged in, what Linux uses.
+_DEVICE_GROUP = """
+if [ -e "$1" ]; then set -- $(ls -lL "$1"); [ "$4" != root ] && echo "$4"; exit 0; fi
+for name in dialout uucp; do grep -q "^$name:" /etc/group && { echo "$name"; exit 0; }; done
+exit 0
+"""
+
+# $1 file, $2 user. Owner, root or not, decides nothing: can this user read it?
+_READABLE = """
+[ -f "$1" ] || exit 44
+su -s /bin/sh "$2" -c '[ -r "$0" ]' "$1" && exit 0
+group=$(id -gn "$2") || exit 1
+chgrp "$group" "$1" && chmod g+r "$1" && su -s /bin/sh "$2" -c '[ -r "$0" ]' "$1"
+"""
+
+
+def user(transport: Transport, wanted: str = "") -> str:
+    """Who runs the engine: the one asked for, else ``colibri``, made for it where it is missing,
+    else ``nobody``. Never root by itself.
+
+    Raises:
+        PreflightError: the board has no such user.
+    """
+    if wanted:
+        if transport.run(["id", "-u", wanted]).rc != 0:
+            raise PreflightError(
+                f"{transport.describe()} has no user {wanted}, which service.user names",
+                hint="make it there, or leave the key out: deploy makes a user of its own",
+                code="CK-SERVICE-USER",
+            )
+        return wanted
+    return NAME if transport.run(script(_MAKE_USER, NAME)).rc == 0 else "nobody"
+
+
+def groups(transport: Transport, link: str) -> tuple[str, ...]:
+    """The group that may use an offload link's device; none for other links."""
+    device = link.removeprefix("tty:").split("@", 1)[0]
+    if not device.startswith("/dev/"):
+        return ()
+    name = transport.run(script(_DEVICE_GROUP, device)).text
+    return (name,) if name.replace("-", "").isalnum() else ()
+
+
+def make_readable(transport: Transport, path: str, who: str) -> None:
+    """A token file that the service's user cannot read is given to that user's group.
+
+    Raises:
+        PreflightError: it is not there, or cannot be made readable.
+    """
+    done = transport.run(script(_READABLE, path, who))
+    if done.rc == 0:
+        return
+    if done.rc == 44:
+        raise PreflightError(
+            f"there is no token file {path} on {transport.describe()}",
+            hint="on the board, as root: "
+            f"(umask 077; head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' >{path}); "
+            "deploy lets the service read it",
+            code="CK-DEPLOY-TOKEN",
+        )
+    raise PreflightError(
+        f"user {who} cannot read the token file {path} on {transport.describe()}: {done.why}",
+        hint=f"let {who} read the file and enter the folders above it",
+        code="CK-DEPLOY-TOKEN",
+    )
 
 
 def install(transport: Transport, made: Rendered) -> None:
@@ -26,7 +97,7 @@ def install(transport: Transport, made: Rendered) -> None:
     if done.rc != 0:
         raise TransferError(f"cannot write {made.path}: {done.why}")
     for command in made.install:
-        done = transport.run(command, timeout=120)
+        done = transport.run(command, timeout=made.stop_seconds + 90)
         # Nothing has failed yet on a first installation: then there is nothing to reset.
         if done.rc != 0 and "reset-failed" not in command:
             raise TransferError(f"`{' '.join(command)}` failed: {done.why}")
@@ -37,8 +108,10 @@ def remove(transport: Transport, made: Rendered) -> bool:
     if transport.run(script('[ -f "$1" ]', made.path)).rc != 0:
         return False
     for command in made.remove:
-        transport.run(command, timeout=120)
+        transport.run(command, timeout=made.stop_seconds + 90)
     done = transport.run(["rm", "-f", made.path])
     if done.rc != 0:
         raise TransferError(f"cannot remove {made.path}: {done.why}")
+    if made.path.endswith(".service"):
+        transport.run(["systemctl", "daemon-reload"], timeout=60)
     return True

@@ -1,4 +1,5 @@
-"""An OpenRC service, supervised by supervise-daemon."""
+"""An OpenRC service. The engine supervises itself: it sees a stuck engine and knows which ends no
+restart helps; supervise-daemon sees neither, and two supervisors would restart each other's work."""
 
 from __future__ import annotations
 
@@ -7,21 +8,23 @@ from colibri_kit.deploy.services import NAME, Rendered, Service
 
 def render(service: Service) -> Rendered:
     """``/etc/init.d/colibri``. The memory limit is cgroup v2's, where OpenRC has it."""
+    user = ":".join([service.user, *service.groups[:1]])
     text = f"""\
 #!/sbin/openrc-run
 description="colibri Mixture-of-Experts engine"
-supervisor=supervise-daemon
 command="{service.engine}"
-command_args="{" ".join(service.arguments)}"
-command_user="{service.user}"
+command_args="{" ".join(service.supervised)}"
+command_user="{user}"
+command_background=yes
+pidfile="/run/{NAME}.pid"
 directory="{service.prefix}"
 output_log="{service.prefix}/log/engine.log"
 error_log="{service.prefix}/log/engine.log"
-respawn_delay=5
-respawn_max=4
-respawn_period=300
-no_new_privs=yes
+retry="TERM/{service.stop_seconds}/KILL/5"
+rc_ulimit="-c 0 -l unlimited"
 rc_cgroup_settings="memory.max {service.memory_max}"
+extra_started_commands="reload"
+description_reload="Read the options, tokens and, with hot-swap, the weights again"
 
 depend() {{
     need localmount
@@ -29,8 +32,14 @@ depend() {{
 }}
 
 start_pre() {{
-    "{service.engine}" check --model "{service.prefix}/current/model.coli" \
-{" ".join(service.settings.flags())}
+    checkpath -d -m 0755 -o "{service.user}" "/run/{NAME}"
+    checkpath -f -m 0644 -o "{service.user}" "{service.prefix}/log/engine.log"
+}}
+
+reload() {{
+    ebegin "Reloading $RC_SVCNAME"
+    start-stop-daemon --signal HUP --pidfile "$pidfile"
+    eend $?
 }}
 """
     return Rendered(
@@ -39,4 +48,5 @@ start_pre() {{
         text=text,
         install=(("rc-update", "add", NAME, "default"), ("rc-service", NAME, "restart")),
         remove=(("rc-service", NAME, "stop"), ("rc-update", "del", NAME, "default")),
+        stop_seconds=service.stop_seconds,
     )

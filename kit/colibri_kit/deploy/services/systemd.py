@@ -79,7 +79,9 @@ WantedBy=multi-user.target
             ("systemctl", "daemon-reload"),
             ("systemctl", "reset-failed", unit),
             ("systemctl", "enable", unit),
-            ("systemctl", "restart", unit),
+            # Whether it comes up is asked of itself, and seen from its state: no waiting here.
+            ("systemctl", "restart", "--no-block", unit),
         ),
         remove=(("systemctl", "disable", "--now", unit),),
+        stop_seconds=service.stop_seconds,
     )

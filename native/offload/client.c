@@ -16,6 +16,7 @@
 #define DEADLINE_LEAST (50 * MS)
 #define DEADLINE_MOST (2000 * MS)
 #define TRIAL_DEADLINE (2000 * MS)
+#define STARVED (200 * MS)        /* without credit, until it is asked for */
 #define GOOD_LAYERS 64u           /* in time, until pauses begin small again */
 
 /* ---- set-up ------------------------------------------------------------- */
@@ -407,7 +408,7 @@ static void send_trial(struct cb_offload *o, const struct cb_chunk *c)
     struct pack p = {o, c, x.forms, cb_exec_token_bytes(x.forms, o->me.n_embd)};
     uint32_t len = (uint32_t)(cb_exec_acts_at(1) + p.token_bytes);
     uint8_t *to = cb_off_room(o, len);
-    if (to == NULL || (int32_t)(o->limit - x.index) < 0)
+    if (to == NULL)
         return;
     memset(&o->job, 0, sizeof o->job);
     memset(o->token_at, 0xff, c->n * sizeof *o->token_at);
@@ -427,10 +428,10 @@ static void send_trial(struct cb_offload *o, const struct cb_chunk *c)
  * than twice too long. */
 static uint64_t deadline_after(const struct cb_offload *o, double expect, double alone)
 {
-    if (o->job.trial)
-        return TRIAL_DEADLINE;
     if (o->deadline_ns != 0)
         return o->deadline_ns;
+    if (o->job.trial)
+        return TRIAL_DEADLINE;
     uint64_t ns = (uint64_t)(4.0 * expect) + 20 * MS, wait = (uint64_t)(expect + alone);
     ns = ns > wait ? ns : wait;
     uint64_t most = (uint64_t)(1.5 * expect) + DEADLINE_MOST;
@@ -445,6 +446,22 @@ static uint32_t count(const uint8_t *flag, uint32_t n)
     return sum;
 }
 
+/* Whether the module allows another EXEC. When it has not for a while, the CREDITs
+ * were lost: PINGs, as after a demotion, ask anew. */
+static int has_credit(struct cb_offload *o)
+{
+    uint64_t now = cb_os_now_ns();
+    if ((int32_t)(o->limit - o->exec_index) > 0) {
+        o->starved_ns = 0;
+        return 1;
+    }
+    if (o->starved_ns == 0)
+        o->starved_ns = now;
+    if (now - o->starved_ns > STARVED)
+        cb_off_demote(o, "the module gives no credit");
+    return 0;
+}
+
 uint32_t cb_offload_send(struct cb_offload *o, const struct cb_chunk *c, uint32_t n,
                          uint8_t *remote)
 {
@@ -453,7 +470,7 @@ uint32_t cb_offload_send(struct cb_offload *o, const struct cb_chunk *c, uint32_
     memset(remote, 0, n);
     pthread_mutex_lock(&o->mutex);
     o->job.active = 0;
-    int ready = n > 0 && o->state == CB_OFFLOAD_UP && o->tx_at == o->tx_end;
+    int ready = n > 0 && o->state == CB_OFFLOAD_UP && o->tx_at == o->tx_end && has_credit(o);
     int trial = ready && o->trial_due;
     if (trial)
         send_trial(o, c);
@@ -488,6 +505,7 @@ static void learn(struct cb_offload *o)
     uint32_t items = j->trial ? 1 : j->n_item;
     for (uint32_t i = 0; i < j->n_exec; i++)
         busy += j->exec[i].busy_us * 1e3;
+    busy = busy < total ? busy : total; /* it cannot have worked longer than it took */
     cb_cost_note(o->sched.there, (j->n_row + items - 1) / items, busy / items);
     double link = total - busy - o->sched.latency;
     if (j->bytes >= 4096 && !j->trial)

@@ -39,6 +39,7 @@ struct cb_frames {
     uint32_t cap, max_payload;
     uint32_t at, n;               /* bytes [at, n) are not looked at yet */
     uint32_t expect;              /* seq of the next frame; 0 = any */
+    uint32_t bad, bad_end;        /* nested frames with a bad payload; where they all end */
     int in_garbage;
     uint64_t frames, bad_crc;     /* frames given out; frames dropped for a CRC */
     uint64_t garbage, gaps;       /* runs of bytes that are no frame; jumps in seq */

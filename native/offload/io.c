@@ -119,6 +119,28 @@ static float *place(struct cb_offload *o, const struct cb_offload_row *row)
     return o->e->w.out + (size_t)row->out * cb_pad_group(o->me.n_embd);
 }
 
+/* Whether n little-endian float32 are all numbers: an infinity in a layer fails the
+ * whole token, so a module's is not believed before it was computed here as well. */
+static int finite(const uint8_t *p, size_t n)
+{
+    uint32_t top = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t e = (uint32_t)(p[4 * i + 3] & 0x7f) << 1 | p[4 * i + 2] >> 7;
+        top = e > top ? e : top;
+    }
+    return top < 255;
+}
+
+/* Its numbers are wrong: it is tried again before it is trusted again. */
+static void distrust(struct cb_offload *o, const char *why)
+{
+    o->n.offload_wrong++;
+    o->trial_due = 1;
+    o->pause_ns = PAUSE_MOST / 2; /* doubled now */
+    fail_job(o);
+    cb_off_demote(o, why);
+}
+
 static void on_result(struct cb_offload *o, const struct cb_frame *f)
 {
     struct cb_result r;
@@ -130,6 +152,10 @@ static void on_result(struct cb_offload *o, const struct cb_frame *f)
     }
     if (cb_result_get(&r, f, o->me.n_embd, &err) != 0 || r.first >= x->n || r.n > x->n - r.first) {
         o->n.offload_errors++;
+        return;
+    }
+    if (!finite(r.rows, (size_t)r.n * o->me.n_embd)) {
+        distrust(o, "the module returns what is no number");
         return;
     }
     x->busy_us = r.busy_us;
@@ -160,7 +186,7 @@ static void on_error(struct cb_offload *o, const struct cb_frame *f)
     text[n] = '\0';
     snprintf(o->why, sizeof o->why, "the module says: %s: %s", cb_offload_code_name(code), text);
     o->n.offload_errors++;
-    if (f->ref == o->await) {
+    if (o->await != 0 && f->ref == o->await) {
         o->await_got = CB_FRAME_ERROR;
         o->await_code = code;
     } else if (find_exec(o, f->ref) != NULL) {
@@ -176,14 +202,16 @@ static void on_limit(struct cb_offload *o, const struct cb_frame *f)
 
 static void on_frame(struct cb_offload *o, const struct cb_frame *f)
 {
+    int asked = o->await != 0 && f->ref == o->await && f->type == o->await_type;
     switch (f->type) {
     case CB_FRAME_HELLO:
-        if (f->ref == o->await && cb_hello_get(&o->peer, f->payload, f->len, NULL) == 0)
+        if (asked && cb_hello_get(&o->peer, f->payload, f->len, NULL) == 0)
             o->await_got = CB_FRAME_HELLO;
+        o->n.offload_errors += !asked;
         break;
     case CB_FRAME_PONG:
         on_limit(o, f);
-        if (f->ref == o->await)
+        if (asked)
             o->await_got = CB_FRAME_PONG;
         break;
     case CB_FRAME_CREDIT:
@@ -224,9 +252,9 @@ static void pump(struct cb_offload *o, uint64_t until_ns)
     uint64_t now = cb_os_now_ns();
     uint64_t ms = until_ns > now ? (until_ns - now + MS - 1) / MS : 0;
     int timeout = until_ns == UINT64_MAX ? -1 : ms > 60000 ? 60000 : (int)ms;
-    int write = o->tx_at < o->tx_end;
+    int want = CB_LINK_READ | (o->tx_at < o->tx_end ? CB_LINK_WRITE : 0);
     pthread_mutex_unlock(&o->mutex);
-    int got = cb_link_wait(&o->link, write, o->wake[0], timeout);
+    int got = cb_link_wait(&o->link, want, o->wake[0], timeout);
     pthread_mutex_lock(&o->mutex);
     if (got & CB_LINK_WOKEN)
         cb_wake_clear(o->wake);
@@ -236,11 +264,13 @@ static void pump(struct cb_offload *o, uint64_t until_ns)
         read_some(o);
 }
 
-/* Sends what was put with this seq and waits for its answer: the type, 0 = none. */
-static uint32_t answer(struct cb_offload *o, uint32_t seq)
+/* Sends what was put with this seq and waits for an answer of this type, or an
+ * ERROR: which it was, 0 = none. */
+static uint32_t answer(struct cb_offload *o, uint32_t seq, enum cb_frame_type type)
 {
     uint64_t until = cb_os_now_ns() + ANSWER_MS * MS;
     o->await = seq;
+    o->await_type = type;
     o->await_got = 0;
     cb_off_flush(o);
     while (o->await_got == 0 && !o->again && !o->stop && cb_os_now_ns() < until)
@@ -259,7 +289,7 @@ static uint64_t ping(struct cb_offload *o, uint32_t n)
         return 0;
     memset(p, 0x5a, n);
     uint64_t start = cb_os_now_ns();
-    return answer(o, cb_off_put(o, CB_FRAME_PING, 0, n)) == CB_FRAME_PONG
+    return answer(o, cb_off_put(o, CB_FRAME_PING, 0, n), CB_FRAME_PONG) == CB_FRAME_PONG
                ? cb_os_now_ns() - start
                : 0;
 }
@@ -282,7 +312,7 @@ static int greet(struct cb_offload *o)
     if (p == NULL)
         return 0;
     cb_hello_put(p, &o->me);
-    uint32_t got = answer(o, cb_off_put(o, CB_FRAME_HELLO, 0, CB_HELLO_BYTES));
+    uint32_t got = answer(o, cb_off_put(o, CB_FRAME_HELLO, 0, CB_HELLO_BYTES), CB_FRAME_HELLO);
     if (got == CB_FRAME_ERROR && o->await_code <= CB_OFF_GEOMETRY) {
         char why[160];
         snprintf(why, sizeof why, "%s", o->why);
@@ -305,6 +335,7 @@ static int greet(struct cb_offload *o)
     }
     o->exec_index = 0;
     o->limit = o->peer.window;
+    o->starved_ns = 0;
     return 1;
 }
 
@@ -368,13 +399,23 @@ static void recover(struct cb_offload *o)
         lost(o, "the module does not answer any more");
 }
 
+/* Closing a serial device may wait for it: not with the mutex held. */
+static void close_link(struct cb_offload *o)
+{
+    struct cb_link link = o->link;
+    o->link.fd = -1;
+    pthread_mutex_unlock(&o->mutex);
+    cb_link_close(&link);
+    pthread_mutex_lock(&o->mutex);
+}
+
 void *cb_off_thread(void *arg)
 {
     struct cb_offload *o = arg;
     pthread_mutex_lock(&o->mutex);
     while (!o->stop) {
         if (o->again && o->link.fd >= 0)
-            cb_link_close(&o->link);
+            close_link(o);
         uint64_t now = cb_os_now_ns();
         if (o->link.fd < 0 && now >= o->retry_ns) {
             connect_now(o);
@@ -386,7 +427,7 @@ void *cb_off_thread(void *arg)
             pump(o, o->state == CB_OFFLOAD_UP ? UINT64_MAX : o->retry_ns);
         }
     }
-    cb_link_close(&o->link);
+    close_link(o);
     pthread_mutex_unlock(&o->mutex);
     return NULL;
 }

@@ -9,8 +9,10 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -109,11 +111,13 @@ int cb_link_parse(struct cb_link_addr *a, const char *text, struct cb_err *err)
 
 /* ---- opening ------------------------------------------------------------ */
 
-static int raw_mode(int fd, uint32_t baud)
+/* *before gets the mode that was set. */
+static int raw_mode(int fd, uint32_t baud, struct termios *before)
 {
     struct termios t;
     if (tcgetattr(fd, &t) != 0)
         return -1;
+    *before = t;
     cfmakeraw(&t);
     t.c_cflag |= CLOCAL | CREAD;
     t.c_cflag &= (tcflag_t)~CRTSCTS;
@@ -132,10 +136,15 @@ static int open_tty(struct cb_link *l, const struct cb_link_addr *a, struct cb_e
     l->fd = open(a->path, O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (l->fd < 0)
         return cb_fail(err, CB_EIO, "opening %.120s: %s", a->path, strerror(errno));
-    l->is_tty = 1;
-    if (raw_mode(l->fd, a->baud) == 0)
+    int rc = 0;
+    if (flock(l->fd, LOCK_EX | LOCK_NB) != 0)
+        rc = cb_fail(err, CB_EIO, "%.120s is in use by another program", a->path);
+    else if (raw_mode(l->fd, a->baud, &l->before) != 0)
+        rc = cb_fail(err, CB_EIO, "%.120s is no serial device: %s", a->path, strerror(errno));
+    else
+        l->is_tty = 1;
+    if (l->is_tty)
         return 0;
-    int rc = cb_fail(err, CB_EIO, "%.120s is no serial device: %s", a->path, strerror(errno));
     cb_link_close(l);
     return rc;
 }
@@ -158,6 +167,17 @@ static socklen_t socket_address(union address *to, const struct cb_link_addr *a)
     to->in.sin_addr.s_addr = htonl(a->host);
     to->in.sin_port = htons(a->port);
     return sizeof to->in;
+}
+
+/* "unix:/run/x" or "tcp:10.0.0.1:7790", for messages. */
+static const char *name_of(char out[128], const struct cb_link_addr *a)
+{
+    if (a->kind == CB_LINK_TCP)
+        snprintf(out, 128, "tcp:%u.%u.%u.%u:%u", a->host >> 24, a->host >> 16 & 255,
+                 a->host >> 8 & 255, a->host & 255, a->port);
+    else
+        snprintf(out, 128, "%s%s", a->kind == CB_LINK_UNIX ? "unix:" : "", a->path);
+    return out;
 }
 
 static int new_socket(const struct cb_link_addr *a)
@@ -188,7 +208,9 @@ int cb_link_dial(struct cb_link *l, const struct cb_link_addr *a, int wake, int 
                  struct cb_err *err)
 {
     union address to;
-    *l = (struct cb_link){-1, 0};
+    char name[128];
+    memset(l, 0, sizeof *l);
+    l->fd = -1;
     if (a->kind == CB_LINK_TTY)
         return open_tty(l, a, err);
     socklen_t len = socket_address(&to, a);
@@ -199,36 +221,62 @@ int cb_link_dial(struct cb_link *l, const struct cb_link_addr *a, int wake, int 
     if (why == 0)
         return 0;
     cb_link_close(l);
-    return cb_fail(err, CB_EIO, "connecting to the module: %s", strerror(why));
+    return cb_fail(err, CB_EIO, "connecting to the module at %s: %s", name_of(name, a),
+                   strerror(why));
+}
+
+/* Whether somebody listens on the Unix socket at to. */
+static int is_alive(const struct cb_link_addr *a, const union address *to, socklen_t len)
+{
+    int fd = new_socket(a);
+    int alive = fd >= 0 && (connect(fd, &to->any, len) == 0 || errno == EAGAIN);
+    if (fd >= 0)
+        close(fd);
+    return alive;
 }
 
 int cb_link_listen(int *fd, const struct cb_link_addr *a, struct cb_err *err)
 {
     union address to;
     struct stat st;
+    char name[128];
     int one = 1;
+    *fd = -1;
     if (a->kind == CB_LINK_TTY)
         return cb_fail(err, CB_EINVAL, "offload: a serial device is opened, not listened on");
     socklen_t len = socket_address(&to, a);
-    if (a->kind == CB_LINK_UNIX && lstat(a->path, &st) == 0 && S_ISSOCK(st.st_mode))
+    if (a->kind == CB_LINK_UNIX && lstat(a->path, &st) == 0 && S_ISSOCK(st.st_mode)) {
+        if (is_alive(a, &to, len))
+            return cb_fail(err, CB_EIO, "listening on %s: another program does", name_of(name, a));
         (void)unlink(a->path);
+    }
     *fd = new_socket(a);
     if (*fd >= 0 && a->kind == CB_LINK_TCP)
         (void)setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (*fd >= 0 && bind(*fd, &to.any, len) == 0 && listen(*fd, 1) == 0)
         return 0;
-    int rc = cb_fail(err, CB_EIO, "listening: %s", strerror(errno));
+    int rc = cb_fail(err, CB_EIO, "listening on %s: %s", name_of(name, a), strerror(errno));
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
     return rc;
 }
 
+void cb_link_unlisten(int fd, const struct cb_link_addr *a)
+{
+    if (fd < 0)
+        return;
+    close(fd);
+    if (a->kind == CB_LINK_UNIX)
+        (void)unlink(a->path);
+}
+
 int cb_link_accept(struct cb_link *l, int fd, int timeout_ms, struct cb_err *err)
 {
     struct pollfd p = {fd, POLLIN, 0};
     int one = 1;
-    *l = (struct cb_link){-1, 0};
+    memset(l, 0, sizeof *l);
+    l->fd = -1;
     if (poll(&p, 1, timeout_ms) <= 0)
         return 0;
     l->fd = accept(fd, NULL, NULL);
@@ -244,9 +292,14 @@ int cb_link_accept(struct cb_link *l, int fd, int timeout_ms, struct cb_err *err
 
 void cb_link_close(struct cb_link *l)
 {
+    if (l->fd >= 0 && l->is_tty) {
+        (void)tcflush(l->fd, TCIOFLUSH);
+        (void)tcsetattr(l->fd, TCSANOW, &l->before);
+    }
     if (l->fd >= 0)
         close(l->fd);
     l->fd = -1;
+    l->is_tty = 0;
 }
 
 /* ---- bytes -------------------------------------------------------------- */
@@ -271,18 +324,21 @@ long cb_link_write(const struct cb_link *l, const void *p, size_t n)
     return done == 0 ? 0 : moved(done);
 }
 
-int cb_link_wait(const struct cb_link *l, int write, int wake, int timeout_ms)
+int cb_link_wait(const struct cb_link *l, int want, int wake, int timeout_ms)
 {
-    struct pollfd p[2] = {{wake, POLLIN, 0}, {l->fd, (short)(POLLIN | (write ? POLLOUT : 0)), 0}};
+    short ask = (short)((want & CB_LINK_READ ? POLLIN : 0) | (want & CB_LINK_WRITE ? POLLOUT : 0));
+    struct pollfd p[2] = {{wake, POLLIN, 0}, {l->fd, ask, 0}};
     int got = 0; /* poll passes over negative descriptors */
     if (poll(p, 2, timeout_ms) <= 0)
         return 0;
     if (p[0].revents != 0)
         got |= CB_LINK_WOKEN;
-    if (p[1].revents & (POLLIN | POLLHUP | POLLERR | POLLNVAL))
+    if (p[1].revents & POLLIN)
         got |= CB_LINK_READ;
     if (p[1].revents & POLLOUT)
         got |= CB_LINK_WRITE;
+    if (p[1].revents & (POLLHUP | POLLERR | POLLNVAL))
+        got |= want;
     return got;
 }
 

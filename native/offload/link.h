@@ -12,6 +12,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#if !defined(_WIN32)
+#include <termios.h>
+#endif
 
 #include "colibri.h"
 
@@ -29,24 +32,32 @@ int cb_link_parse(struct cb_link_addr *a, const char *text, struct cb_err *err);
 struct cb_link {
     int fd;           /* -1 = closed */
     int is_tty;
+#if !defined(_WIN32)
+    struct termios before; /* of a tty: put back when it is closed */
+#endif
 };
 enum cb_link_event { CB_LINK_READ = 1, CB_LINK_WRITE = 2, CB_LINK_WOKEN = 4 };
 
-/* Opens a tty or connects; gives up after timeout_ms or when wake becomes readable. */
+/* Opens a tty, which must not be in use, or connects; gives up after timeout_ms
+ * or when wake becomes readable. */
 int cb_link_dial(struct cb_link *l, const struct cb_link_addr *a, int wake, int timeout_ms,
                  struct cb_err *err);
-/* *fd of a listening socket; replaces a stale Unix socket. */
+/* *fd of a listening socket; replaces a Unix socket that nobody listens on. */
 int cb_link_listen(int *fd, const struct cb_link_addr *a, struct cb_err *err);
+/* Removes the Unix socket too. */
+void cb_link_unlisten(int fd, const struct cb_link_addr *a);
 /* 1 = *l is connected, 0 = nobody came in time. */
 int cb_link_accept(struct cb_link *l, int fd, int timeout_ms, struct cb_err *err);
+/* Drops what was not sent yet: waiting for a tty to take it may last half a minute. */
 void cb_link_close(struct cb_link *l);
 
 /* Bytes moved, 0 = not now, -1 = the other end is gone. */
 long cb_link_read(const struct cb_link *l, void *p, size_t n);
 long cb_link_write(const struct cb_link *l, const void *p, size_t n);
-/* Waits for bytes, with write also for room, or for wake (-1 = none): bits of
- * enum cb_link_event; a hang-up counts as readable. timeout_ms < 0 = for ever. */
-int cb_link_wait(const struct cb_link *l, int write, int wake, int timeout_ms);
+/* Waits for what want says (CB_LINK_READ, CB_LINK_WRITE or both), or for wake
+ * (-1 = none) to be readable: bits of enum cb_link_event. A hang-up counts as
+ * whatever is wanted. timeout_ms < 0 = for ever. */
+int cb_link_wait(const struct cb_link *l, int want, int wake, int timeout_ms);
 
 /* A pipe to wake a waiting thread with. */
 int cb_wake_open(int wake[2], struct cb_err *err);

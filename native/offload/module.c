@@ -17,6 +17,7 @@
 #define WRITE_MS 10000
 #define LOOK_MS 200   /* how often stop is asked */
 #define STALE_MS 1000 /* a half frame this old is dropped */
+#define IDLE_MS 2000  /* a board this quiet makes room for one that waits */
 
 struct module {
     struct cb_engine *e;
@@ -28,6 +29,7 @@ struct module {
     uint8_t *tx;              /* one frame */
     struct cb_ffn_row *row;   /* [max_row] */
     uint32_t seq, index;      /* next frame's; last EXEC seen */
+    int listening;            /* socket on which the next board waits, or -1 */
     int greeted, broken;
     uint64_t arrived_ns;      /* when the EXEC at work was whole */
 };
@@ -40,14 +42,22 @@ static void note(const struct module *m, const char *what)
 
 /* ---- frames out --------------------------------------------------------- */
 
+static int stopped(const struct module *m)
+{
+    return m->opt->stop != NULL && m->opt->stop(m->opt->ud);
+}
+
 static void send_frame(struct module *m, enum cb_frame_type type, uint32_t ref, uint32_t len)
 {
     uint32_t n = cb_frame_seal(m->tx, type, m->seq++, ref, len), at = 0;
+    uint64_t until = cb_os_now_ns() + (uint64_t)WRITE_MS * 1000000u;
     while (!m->broken && at < n) {
         long done = cb_link_write(&m->link, m->tx + at, n - at);
         at += done > 0 ? (uint32_t)done : 0;
-        if (done < 0 || (done == 0 && !cb_link_wait(&m->link, 1, -1, WRITE_MS)))
-            m->broken = 1;
+        if (done == 0)
+            (void)cb_link_wait(&m->link, CB_LINK_WRITE, -1, LOOK_MS);
+        if (done < 0 || stopped(m) || cb_os_now_ns() > until)
+            m->broken = at < n;
     }
     m->stats->bytes_out += at;
 }
@@ -69,24 +79,34 @@ static void send_error(struct module *m, uint32_t ref, uint32_t code, const char
 
 /* ---- frames in ---------------------------------------------------------- */
 
+static void refuse(struct module *m, uint32_t ref, uint32_t code, int question)
+{
+    char text[160];
+    if (!question) {
+        m->greeted = 0;
+        m->stats->refused++;
+        snprintf(text, sizeof text, "refused: the board has %s", cb_offload_code_name(code));
+        note(m, text);
+    }
+    snprintf(text, sizeof text, "this is %.63s, protocol %u", m->e->rel->m.name,
+             CB_OFFLOAD_PROTOCOL);
+    send_error(m, ref, code, text);
+}
+
 static void on_hello(struct module *m, const struct cb_frame *f)
 {
+    static const uint8_t nobody[16]; /* as a model id: which model is here? */
     struct cb_hello board;
     struct cb_err err = {0, ""};
     char text[160];
-    m->greeted = 0;
     if (cb_hello_get(&board, f->payload, f->len, &err) != 0) {
+        m->greeted = 0;
         send_error(m, f->seq, CB_OFF_MALFORMED, err.msg);
         return;
     }
     uint32_t code = cb_hello_differs(&m->me, &board);
     if (code != CB_OFF_OK) {
-        m->stats->refused++;
-        snprintf(text, sizeof text, "refused: the board has %s", cb_offload_code_name(code));
-        note(m, text);
-        snprintf(text, sizeof text, "this is %.63s, protocol %u", m->e->rel->m.name,
-                 CB_OFFLOAD_PROTOCOL);
-        send_error(m, f->seq, code, text);
+        refuse(m, f->seq, code, code == CB_OFF_MODEL && memcmp(board.model_id, nobody, 16) == 0);
         return;
     }
     m->index = 0;
@@ -97,17 +117,47 @@ static void on_hello(struct module *m, const struct cb_frame *f)
     note(m, text);
 }
 
-static int finite_scales(const uint8_t *p, uint32_t act, size_t bytes)
+static float float_at(const uint8_t *p)
 {
-    size_t step = act == CB_ACT_F32 ? 4 : act == CB_ACT_Q8_0 ? sizeof(struct cb_q8_0)
-                                                             : sizeof(struct cb_q8_k);
-    for (size_t i = 0; i + 4 <= bytes; i += step) { /* each block begins with its scale */
-        float d;
-        memcpy(&d, p + i, 4);
-        if (!isfinite(d))
-            return 0;
+    float v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Sum of n quants; *low gets whether a -128 is among them, which no board makes
+ * and the kernels rely on. */
+static int32_t sum_of(const int8_t *q, uint32_t n, int *low)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += q[i];
+        *low |= q[i] == INT8_MIN;
     }
-    return 1;
+    return sum;
+}
+
+/* Whether a form holds what a quantiser makes: the kernels compute with the sums. */
+static int sound(const uint8_t *p, uint32_t act, size_t bytes)
+{
+    int bad = 0;
+    if (act == CB_ACT_F32)
+        for (size_t i = 0; i < bytes; i += 4)
+            bad |= !isfinite(float_at(p + i));
+    if (act == CB_ACT_Q8_0)
+        for (size_t i = 0; i < bytes; i += sizeof(struct cb_q8_0)) {
+            struct cb_q8_0 b;
+            memcpy(&b, p + i, sizeof b);
+            bad |= !isfinite(b.d) || sum_of(b.q, 32, &bad) != b.sum;
+        }
+    if (act == CB_ACT_Q8_K)
+        for (size_t i = 0; i < bytes; i += sizeof(struct cb_q8_k)) {
+            struct cb_q8_k b;
+            memcpy(&b, p + i, sizeof b);
+            bad |= !isfinite(b.d);
+            for (uint32_t k = 0; k < 16; k++)
+                bad |= sum_of(b.q + 16 * k, 16, &bad) != b.bsum[k];
+        }
+    return !bad;
 }
 
 /* The activations into w.xn and w.in. */
@@ -123,8 +173,8 @@ static int take_acts(struct module *m, const struct cb_exec *x, struct cb_err *e
             if (!(x->forms & 1u << act))
                 continue;
             size_t bytes = cb_act_bytes((enum cb_act)act, n);
-            if (!finite_scales(p, act, bytes))
-                return cb_fail(err, CB_EFORMAT, "token %u: not a finite number", t);
+            if (!sound(p, act, bytes))
+                return cb_fail(err, CB_EFORMAT, "token %u: no quantiser makes this", t);
             memcpy(to[act], p, bytes);
             p += bytes;
         }
@@ -236,15 +286,10 @@ static void on_frame(struct module *m, const struct cb_frame *f)
     }
 }
 
-static int stopped(const struct module *m)
-{
-    return m->opt->stop != NULL && m->opt->stop(m->opt->ud);
-}
-
 /* One connection, until it ends or stop. */
 static void serve_link(struct module *m)
 {
-    uint64_t heard = cb_os_now_ns();
+    uint64_t heard = cb_os_now_ns(), before = m->stats->bytes_in;
     m->greeted = m->broken = 0;
     cb_frames_reset(&m->rx);
     while (!m->broken && !stopped(m)) {
@@ -255,9 +300,12 @@ static void serve_link(struct module *m)
         if (n < 0)
             break;
         if (n == 0) {
-            if (cb_os_now_ns() - heard > (uint64_t)STALE_MS * 1000000u)
+            uint64_t quiet_ms = (cb_os_now_ns() - heard) / 1000000u;
+            if (quiet_ms > STALE_MS)
                 cb_frames_reset(&m->rx);
-            (void)cb_link_wait(&m->link, 0, -1, LOOK_MS);
+            int next = quiet_ms > IDLE_MS ? m->listening : -1;
+            if (cb_link_wait(&m->link, CB_LINK_READ, next, LOOK_MS) & CB_LINK_WOKEN)
+                break; /* a board that lost its power never says so */
             continue;
         }
         heard = cb_os_now_ns();
@@ -269,6 +317,8 @@ static void serve_link(struct module *m)
     m->stats->crc = m->rx.bad_crc;
     m->stats->garbage = m->rx.garbage;
     cb_link_close(&m->link);
+    if (m->stats->bytes_in > before)
+        note(m, "gone");
 }
 
 /* ---- set-up ------------------------------------------------------------- */
@@ -312,7 +362,7 @@ static int identify(struct module *m, struct cb_err *err)
 /* Sleeps without a clock of its own: nothing is readable on no descriptor. */
 static void pause_ms(int ms)
 {
-    const struct cb_link none = {-1, 0};
+    const struct cb_link none = {.fd = -1};
     (void)cb_link_wait(&none, 0, -1, ms);
 }
 
@@ -330,7 +380,6 @@ static int serve_device(struct module *m, struct cb_err *err)
         serve_link(m);
         if (m->opt->once || stopped(m))
             break;
-        note(m, "gone");
         do /* unplugged: it may come back */
             pause_ms(LOOK_MS);
         while (!stopped(m) && cb_link_dial(&m->link, &a, -1, 0, NULL) != 0);
@@ -343,25 +392,22 @@ static int serve_device(struct module *m, struct cb_err *err)
 static int serve_socket(struct module *m, struct cb_err *err)
 {
     struct cb_link_addr a;
-    int fd = -1;
     int rc = cb_link_parse(&a, m->opt->listen, err);
     if (rc == 0)
-        rc = cb_link_listen(&fd, &a, err);
+        rc = cb_link_listen(&m->listening, &a, err);
     if (rc == 0)
         note(m, "listening");
     while (rc == 0 && !stopped(m)) {
-        rc = cb_link_accept(&m->link, fd, LOOK_MS, err);
+        rc = cb_link_accept(&m->link, m->listening, LOOK_MS, err);
         if (rc <= 0)
             continue;
         rc = 0;
         m->stats->connections++;
         serve_link(m);
-        note(m, "gone");
         if (m->opt->once)
             break;
     }
-    struct cb_link listening = {fd, 0};
-    cb_link_close(&listening);
+    cb_link_unlisten(m->listening, &a);
     return rc;
 }
 
@@ -374,7 +420,7 @@ int cb_module_serve(struct cb_engine *e, const struct cb_module_options *opt,
     m.e = e;
     m.opt = opt;
     m.stats = stats;
-    m.link.fd = -1;
+    m.link.fd = m.listening = -1;
     m.seq = 1;
     int rc = identify(&m, err);
     if (rc != 0)

@@ -60,6 +60,7 @@ struct cb_offload {
     uint32_t tx_cap, tx_at, tx_end;
     uint32_t seq;             /* of the next frame; never 0 */
     uint32_t exec_index, limit; /* EXECs sent since HELLO; how many the module allows */
+    uint64_t starved_ns;      /* since when it allows none, 0 = it does */
     struct cb_offload_row *row; /* [batch * used] */
     uint16_t *token_at;       /* [batch] place of a token in the frame being made */
     uint32_t *order, *rows;   /* [n_expert] scratch of the scheduler */
@@ -80,7 +81,8 @@ struct cb_offload {
     uint64_t retry_ns, pause_ns; /* when to try next; the pause after that */
     uint32_t good;            /* layers in time since the last trouble */
     uint32_t tries;           /* finished attempts to connect */
-    uint32_t await;           /* ref that the thread waits for */
+    uint32_t await;           /* ref that the thread waits for, 0 = none */
+    enum cb_frame_type await_type; /* the answer that it wants */
     uint32_t await_got, await_code;
     struct cb_counters n;     /* its offload_ fields */
     char why[160];            /* the last trouble */

@@ -29,7 +29,8 @@ class CFrame(ct.Structure):
 class CFrames(ct.Structure):
     _fields_ = (
         ("buf", ct.c_void_p), ("cap", ct.c_uint32), ("max_payload", ct.c_uint32), ("at", ct.c_uint32),
-        ("n", ct.c_uint32), ("expect", ct.c_uint32), ("in_garbage", ct.c_int), ("frames", ct.c_uint64),
+        ("n", ct.c_uint32), ("expect", ct.c_uint32), ("bad", ct.c_uint32), ("bad_end", ct.c_uint32),
+        ("in_garbage", ct.c_int), ("frames", ct.c_uint64),
         ("bad_crc", ct.c_uint64), ("garbage", ct.c_uint64), ("gaps", ct.c_uint64),
     )  # fmt: skip
 
@@ -116,7 +117,7 @@ def test_hello_of_a_real_module(convert: Any, module: Any, ptys: PtyPair) -> Non
 
     model = convert(reference("granitemoe", "q4_k_m").gguf)
     module(model, "--device", ptys.names[1])
-    assert discover.answers(ptys.names[0], 5.0)
+    assert discover.ask(ptys.names[0], 5.0).role == "module"
     manifest = json.loads((model / "manifest.json").read_text())
     fd = os.open(ptys.names[0], os.O_RDWR | os.O_NOCTTY)
     try:
@@ -141,56 +142,6 @@ def test_hello_of_a_real_module(convert: Any, module: Any, ptys: PtyPair) -> Non
         assert said.who.startswith(b"colibri ")
     finally:
         os.close(fd)
-
-
-def test_nobody_answers(ptys: PtyPair) -> None:
-    assert not discover.answers(ptys.names[0], 0.1)
-    assert not discover.answers("/dev/does-not-exist")
-
-
-def tree(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-
-
-def test_typec_ports(tmp_path: Path) -> None:
-    """As Documentation/ABI/testing/sysfs-class-typec describes them."""
-    tree(tmp_path / "class/typec", {
-        "port0/data_role": "[host] device", "port0/power_role": "source [sink]",
-        "port0-partner/type": "ufp", "port0-partner/port0-partner.0/svid": "ff01",
-        "port0-partner/port0-partner.1/svid": "8087",
-        "port1/data_role": "host [device]", "port1/power_role": "[source] sink",
-    })  # fmt: skip
-    assert discover.typec_ports(tmp_path) == [
-        discover.TypecPort("port0", "host", "sink", "ufp", ("8087", "ff01")),
-        discover.TypecPort("port1", "device", "source", None, ()),
-    ]
-    assert discover.typec_ports(tmp_path / "none") == []
-
-
-def test_serial_ports(tmp_path: Path) -> None:
-    usb = "devices/pci0/usb1"
-    tree(tmp_path, {
-        f"{usb}/1-1/idVendor": "1209", f"{usb}/1-1/idProduct": "0001", f"{usb}/1-1/serial": "colibri-0",
-        f"{usb}/1-1/product": "colibri offload", f"{usb}/1-1/1-1:1.0/x": "",
-        f"{usb}/1-2/idVendor": "0403", f"{usb}/1-2/idProduct": "6001", f"{usb}/1-2/product": "FT232R",
-        f"{usb}/1-2/1-2:1.0/ttyUSB0/x": "", "class/tty/ttyGS0/dev": "240:0", "class/tty/tty1/dev": "4:1",
-    })  # fmt: skip
-    for name, to in (("ttyACM0", f"{usb}/1-1/1-1:1.0"), ("ttyUSB0", f"{usb}/1-2/1-2:1.0/ttyUSB0")):
-        folder = tmp_path / "class/tty" / name
-        folder.mkdir(parents=True)
-        (folder / "device").symlink_to(tmp_path / to)
-    ports = {p.device: p for p in discover.serial_ports(tmp_path)}
-    assert set(ports) == {"/dev/ttyACM0", "/dev/ttyGS0", "/dev/ttyUSB0"}
-    acm = ports["/dev/ttyACM0"]
-    assert (acm.kind, acm.usb_id, acm.ours, acm.serial) == ("acm", "1209:0001", True, "colibri-0")
-    assert not ports["/dev/ttyUSB0"].ours and ports["/dev/ttyUSB0"].usb_id == "0403:6001"
-    assert ports["/dev/ttyGS0"].kind == "gadget"
-    said = discover.scan(tmp_path, ask=True)  # none of these devices is really there
-    asked = {str(row["device"]): row["answers"] for row in said["serial"]}
-    assert asked == {"/dev/ttyACM0": False, "/dev/ttyGS0": False, "/dev/ttyUSB0": None}
 
 
 def test_gadget_script(tmp_path: Path) -> None:

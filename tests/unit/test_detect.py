@@ -224,11 +224,11 @@ def test_everything_together(tree: Path, responder: Responder) -> None:
     ]  # fmt: skip
     assert all(p.answers is None for p in sight.ports)
     doc = json.loads(json.dumps(sight.as_json()))
-    assert set(doc) == {"media", "ports", "usb", "hosts", "notes"}
+    assert set(doc) == {"media", "ports", "usb", "typec", "hosts", "notes"}
     text = report(sight, Ui.table)
     for word in ("SanDisk Ultra", "4C530001", "FTDI FT232R", "plc7.local", "dropbear", "not asked"):
         assert word in text
-    assert report(Sight(), Ui.table).count("none") == 4
+    assert report(Sight(), Ui.table).count("none") == 5
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are POSIX")
@@ -263,4 +263,4 @@ def test_ports_are_opened_only_when_asked(tree: Path) -> None:
 def test_the_verb_prints_one_object() -> None:
     done = CliRunner().invoke(root, ["detect", "--no-network", "--json"])
     assert done.exit_code == 0, done.output
-    assert set(json.loads(done.stdout)) == {"media", "ports", "usb", "hosts", "notes"}
+    assert set(json.loads(done.stdout)) == {"media", "ports", "usb", "typec", "hosts", "notes"}

@@ -1,4 +1,4 @@
-"""Looks around: plan (what to look at), act (look), report (as a table). Only looks."""
+"""Looks around: plan (what to look at), act (look), report (as a table). Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from colibri_kit.detect import mdns
 from colibri_kit.detect.sysfs import Port, UsbDevice, serial_ports, usb_devices
 from colibri_kit.errors import KitError
 from colibri_kit.media.disks import Disk
+from colibri_kit.offload import discover
 
 #: What a person may press Return on: an answer's kind in words.
 _WORDS = {
@@ -24,11 +25,21 @@ _WORDS = {
     "garbled": "noise: another rate?",
     "silent": "nothing",
 }
+#: What is at the other end of an offload link (discover.Peer.role).
+_PEERS = {
+    "module": "offload module",
+    "board": "an engine that looks for a module",
+    "silent": "nobody speaks the offload protocol",
+}
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What to look at. ``sysfs``, ``dev`` and ``group`` are other places in tests."""
+    """What to look at. ``sysfs``, ``dev`` and ``group`` are other places in tests.
+
+    Attributes:
+        probe_links: send a PING of the offload protocol to every port, not only to our gadget's.
+    """
 
     probe_ports: bool = False
     baud: int = 115200
@@ -38,6 +49,7 @@ class Wish:
     sysfs: Path = Path("/sys")
     dev: Path = Path("/dev")
     group: tuple[str, int] = mdns.GROUP
+    probe_links: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Sight:
     media: list[dict[str, object]] = field(default_factory=list)
     ports: list[Port] = field(default_factory=list)
     usb: list[UsbDevice] = field(default_factory=list)
+    typec: list[discover.TypecPort] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -78,15 +91,25 @@ def look(wish: Wish, disks: Callable[[], Sequence[Disk]], note: Callable[[str], 
     except KitError as err:
         sight.notes.append(err.message)
     sight.usb = usb_devices(wish.sysfs)
-    sight.ports = serial_ports(wish.sysfs, wish.dev)
-    if wish.probe_ports:
-        sight.ports = [_probe(p, wish.baud, note) for p in sight.ports]
+    sight.typec = discover.typec_ports(wish.sysfs)
+    ports = [replace(p, ours=discover.is_ours(p, wish.sysfs)) for p in serial_ports(wish.sysfs, wish.dev)]
+    sight.ports = [_port(p, wish, note) for p in ports]
     if wish.network:
         note(f"asking the network for {wish.seconds:g} s")
         found = mdns.browse(wish.seconds, group=wish.group)
         sight.hosts = [Host(f.name, tuple(f.addresses), f.services) for f in found]
     sight.hosts += [_knock(h) for h in wish.hosts]
     return sight
+
+
+def _port(port: Port, wish: Wish, note: Callable[[str], None]) -> Port:
+    """Asks our own gadget's ports whether a module is there, others only when that is wished."""
+    if port.ours or wish.probe_links:
+        note(f"sending a PING to {port.device}")
+        peer = discover.ask(port.device)
+        port = replace(port, link=peer.role, link_words=peer.words)
+    speaks = port.link in ("module", "board", "busy")
+    return _probe(port, wish.baud, note) if wish.probe_ports and not speaks else port
 
 
 def _probe(port: Port, baud: int, note: Callable[[str], None]) -> Port:
@@ -150,6 +173,16 @@ def report(sight: Sight, table: Callable[[Sequence[str], Sequence[Sequence[objec
     parts.append(_part("USB devices", ("id", "what", "serial"), rows, table))
     rows = [
         (
+            t.name,
+            f"{t.data_role or '?'}, {t.power_role or '?'}",
+            "nothing plugged in" if t.partner is None else t.partner or "unknown",
+            ", ".join(discover.ALT_MODES.get(m, m) for m in t.alt_modes) or "-",
+        )
+        for t in sight.typec
+    ]
+    parts.append(_part("USB-C ports", ("port", "role", "partner", "alternate modes"), rows, table))
+    rows = [
+        (
             h.name,
             ", ".join(h.addresses) or "-",
             h.banner
@@ -164,6 +197,9 @@ def report(sight: Sight, table: Callable[[Sequence[str], Sequence[Sequence[objec
 
 
 def _answer(port: Port) -> str:
+    if port.link is not None and port.answers is None:
+        words = _PEERS.get(port.link, port.link)
+        return f"{words}: {port.link_words}" if port.link_words else words
     if port.answers is None:
         return "not asked (--probe-ports)"
     words = _WORDS.get(port.answers, port.answers)

@@ -29,6 +29,7 @@ KNOWN_USB = {
     "2e8a:000c": "Raspberry Pi Debug Probe",
     "1d6b:0104": "Linux USB gadget (a board as a USB device)",
     "0525:a4a7": "Linux USB gadget, serial",
+    "1209:0001": "colibri offload link, or another device under pid.codes' test id",
 }
 
 
@@ -44,7 +45,13 @@ class UsbDevice:
 
 @dataclass(frozen=True)
 class Port:
-    """A serial port; ``answers`` only after it was probed."""
+    """A serial port; ``answers`` only after it was probed.
+
+    Attributes:
+        ours: an end of our USB gadget (docs/offload.md).
+        link: who speaks the offload protocol there, ``discover.Peer.role``; None = not asked.
+        link_words: the module's model, the board's engine, or why it could not be opened.
+    """
 
     device: str
     driver: str
@@ -52,9 +59,12 @@ class Port:
     permitted: bool
     answers: str | None = None
     words: str = ""
+    ours: bool = False
+    link: str | None = None
+    link_words: str = ""
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -62,12 +72,12 @@ def _text(path: Path) -> str:
 
 
 def _usb(folder: Path) -> UsbDevice | None:
-    vendor, product = _text(folder / "idVendor"), _text(folder / "idProduct")
+    vendor, product = text(folder / "idVendor"), text(folder / "idProduct")
     if not re.fullmatch(r"[0-9a-f]{4}", vendor) or not re.fullmatch(r"[0-9a-f]{4}", product):
         return None
-    name = " ".join(t for t in (_text(folder / "manufacturer"), _text(folder / "product")) if t)
+    name = " ".join(t for t in (text(folder / "manufacturer"), text(folder / "product")) if t)
     both = f"{vendor}:{product}"
-    return UsbDevice(both, name, _text(folder / "serial"), KNOWN_USB.get(both))
+    return UsbDevice(both, name, text(folder / "serial"), KNOWN_USB.get(both))
 
 
 def usb_devices(sysfs: Path) -> list[UsbDevice]:
@@ -75,7 +85,7 @@ def usb_devices(sysfs: Path) -> list[UsbDevice]:
     found = []
     for folder in sorted((sysfs / "bus/usb/devices").glob("*")):
         # Interfaces (1-1:1.0) are no devices; class 09 is a hub.
-        if ":" in folder.name or _text(folder / "bDeviceClass") == "09":
+        if ":" in folder.name or text(folder / "bDeviceClass") == "09":
             continue
         device = _usb(folder)
         if device:
@@ -84,17 +94,24 @@ def usb_devices(sysfs: Path) -> list[UsbDevice]:
 
 
 def serial_ports(sysfs: Path, dev: Path) -> list[Port]:
-    """Serial ports with hardware behind them; the kernel's placeholder ttyS ports are left out."""
+    """Serial ports with hardware behind them; the kernel's placeholder ttyS ports are left out.
+
+    A ttyGS is this machine's own end of a USB gadget.
+    """
     import os
 
     found = []
     for folder in sorted((sysfs / "class/tty").glob("*")):
         device = folder / "device"
+        if re.match(r"ttyGS\d+$", folder.name):  # has no device: nobody but configfs knows its gadget
+            node = dev / folder.name
+            found.append(Port(str(node), "g_serial", None, os.access(node, os.R_OK | os.W_OK)))
+            continue
         if not device.exists() or not re.match(r"tty(S|USB|ACM|AMA|mxc|PS|SAC|O|LP|THS)\d+$", folder.name):
             continue
         driver = (device / "driver").resolve().name if (device / "driver").exists() else ""
         # serial8250 lists four ttyS whether they exist or not; type 0 (unknown) means not.
-        if driver in ("serial8250", "") and _text(folder / "type") in ("", "0"):
+        if driver in ("serial8250", "") and text(folder / "type") in ("", "0"):
             continue
         node = dev / folder.name
         found.append(Port(str(node), driver, _parent_usb(device), os.access(node, os.R_OK | os.W_OK)))

@@ -1,7 +1,7 @@
-"""What could be an offload link on this machine: USB-C ports, serial devices, and which of them answer.
+"""What could be an offload link on this machine: USB-C ports, our serial devices, and who speaks there.
 
-Reads only ``/sys`` and, when asked, sends one PING to a device; a module answers it with PONG before
-any greeting. ``colibri-kit detect`` shows these.
+Reads only ``/sys``. :func:`ask` opens a device and sends one PING; a module answers it with PONG before
+any greeting. ``colibri-kit detect`` shows all of it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import contextlib
 import os
 import re
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from colibri_kit.detect.sysfs import Port, text
 from colibri_kit.offload import frames
 
 #: What our own gadget says it is (gadget.py); pid.codes' test range, not for sale.
 GADGET_VENDOR, GADGET_PRODUCT = 0x1209, 0x0001
-_TTYS = re.compile(r"^tty(ACM|USB|GS)\d+$")
 
 #: Links that have names but no implementation, and why.
 REFUSED = {
@@ -25,6 +26,9 @@ REFUSED = {
     "usb4": "tunnels PCIe: see pcie",
     "altmode": "an alternate mode needs a driver of its partner",
 }
+
+#: SVIDs of alternate modes, from linux/include/linux/usb/typec_{dp,tbt}.h.
+ALT_MODES = {"ff01": "DisplayPort", "8087": "Thunderbolt"}
 
 
 @dataclass(frozen=True)
@@ -45,36 +49,23 @@ class TypecPort:
 
 
 @dataclass(frozen=True)
-class SerialPort:
-    """One serial device that may carry the protocol.
+class Peer:
+    """Who is at the other end of a serial device.
 
     Attributes:
-        kind: ``gadget`` (we are the device), ``acm`` or ``usb`` (the other end is).
-        usb_id: ``1209:0001``, "" for a gadget's own end.
-        ours: the USB id and product are those of our gadget.
-        answers: None = not asked; else whether a module answered a PING.
+        role: ``module`` (answers a PING), ``board`` (an engine that greets, looking for a module),
+            ``silent``, ``busy`` (a program on this side holds the device) or ``unopened``.
+        words: the module's model, the board's engine, or why it could not be opened.
     """
 
-    device: str
-    kind: str
-    usb_id: str
-    product: str
-    serial: str
-    ours: bool
-    answers: bool | None = None
+    role: str
+    words: str = ""
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _chosen(text: str) -> str:
+def _chosen(words: str) -> str:
     """``host`` of ``[host] device``; a plain word stays."""
-    match = re.search(r"\[(\w+)\]", text)
-    return match.group(1) if match else text
+    match = re.search(r"\[(\w+)\]", words)
+    return match.group(1) if match else words
 
 
 def typec_ports(sys: Path = Path("/sys")) -> list[TypecPort]:
@@ -83,89 +74,95 @@ def typec_ports(sys: Path = Path("/sys")) -> list[TypecPort]:
     out = []
     for port in sorted(p for p in root.glob("port*") if re.fullmatch(r"port\d+", p.name)):
         partner = root / f"{port.name}-partner"
-        modes = sorted({svid for p in partner.glob(f"{partner.name}.*") if (svid := _text(p / "svid"))})
+        modes = sorted({svid for p in partner.glob(f"{partner.name}.*") if (svid := text(p / "svid"))})
         out.append(
             TypecPort(
                 name=port.name,
-                data_role=_chosen(_text(port / "data_role")),
-                power_role=_chosen(_text(port / "power_role")),
-                partner=_text(partner / "type") if partner.is_dir() else None,
+                data_role=_chosen(text(port / "data_role")),
+                power_role=_chosen(text(port / "power_role")),
+                partner=text(partner / "type") if partner.is_dir() else None,
                 alt_modes=tuple(modes),
             )
         )
     return out
 
 
-def _usb_device(tty: Path) -> Path | None:
-    """The USB device that a tty's interface belongs to: the first parent with an idVendor."""
-    real = Path(os.path.realpath(tty / "device"))
-    for parent in (real, *real.parents):
-        if (parent / "idVendor").is_file():
-            return parent
-    return None
+def is_ours(port: Port, sys: Path = Path("/sys")) -> bool:
+    """Whether a port belongs to our gadget, seen from either end.
 
-
-def serial_ports(sys: Path = Path("/sys")) -> list[SerialPort]:
-    """Serial devices over USB, either end, in order of their names."""
-    out = []
-    for tty in sorted((sys / "class" / "tty").glob("tty*")):
-        match = _TTYS.match(tty.name)
-        if match is None:
-            continue
-        kind = {"ACM": "acm", "USB": "usb", "GS": "gadget"}[match.group(1)]
-        usb = _usb_device(tty) if kind != "gadget" else None
-        ids = [_text(usb / n) for n in ("idVendor", "idProduct")] if usb else []
-        product = _text(usb / "product") if usb else ""
-        ours = ids == [f"{GADGET_VENDOR:04x}", f"{GADGET_PRODUCT:04x}"] and product.startswith("colibri")
-        serial = _text(usb / "serial") if usb else ""
-        out.append(SerialPort(f"/dev/{tty.name}", kind, ":".join(ids), product, serial, ours))
-    return out
-
-
-def answers(device: str, timeout_s: float = 0.5) -> bool:
-    """Whether a module listens at the other end: sends one PING, waits for its PONG.
-
-    False too when the device cannot be opened or is in use by somebody who locked it.
+    At the other end: USB id and product are the gadget's. On the board itself: the configfs entry that
+    made this /dev/ttyGS carries our id. Another gadget's ttyGS may be a login console.
     """
-    import select
-    import termios
-    import tty
-
-    try:
-        fd = os.open(device, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        with contextlib.suppress(termios.error):
-            tty.setraw(fd)
-        seq = int.from_bytes(os.urandom(4), "little") | 1
-        os.write(fd, frames.Frame(frames.PING, seq, 0, b"").pack())
-        reader, end = frames.Reader(65536), time.monotonic() + timeout_s
-        while (left := end - time.monotonic()) > 0:
-            if not select.select([fd], [], [], left)[0]:
-                continue
-            for frame in reader.feed(os.read(fd, 4096)):
-                if frame.type == frames.PONG and frame.ref == seq:
-                    return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+    number = re.search(r"ttyGS(\d+)$", port.device)
+    if number is None:
+        both = f"{GADGET_VENDOR:04x}:{GADGET_PRODUCT:04x}"
+        return port.usb is not None and port.usb.id == both and "colibri" in port.usb.name
+    for gadget in (sys / "kernel/config/usb_gadget").glob("*"):
+        ids = [text(gadget / name) for name in ("idVendor", "idProduct")]
+        if ids != [f"0x{GADGET_VENDOR:04x}", f"0x{GADGET_PRODUCT:04x}"]:
+            continue
+        if number.group(1) in {text(at) for at in gadget.glob("functions/acm.*/port_num")}:
+            return True
     return False
 
 
-def scan(sys: Path = Path("/sys"), *, ask: bool = False) -> dict[str, list[dict[str, object]]]:
-    """Everything at once, for ``--json``: ``{"typec": […], "serial": […]}``.
+@contextlib.contextmanager
+def _raw(device: str) -> Iterator[int]:
+    """The device in raw mode, locked; its mode is put back.
 
-    Args:
-        ask: send a PING to every serial device that is ours or a gadget's end.
+    Raises:
+        BlockingIOError: somebody holds it. OSError: it cannot be opened.
     """
-    ports = serial_ports(sys)
-    rows = []
-    for port in ports:
-        row = asdict(port)
-        if ask and (port.ours or port.kind == "gadget"):
-            row["answers"] = answers(port.device)
-        rows.append(row)
-    typec = [{**asdict(p), "alt_modes": list(p.alt_modes)} for p in typec_ports(sys)]
-    return {"typec": typec, "serial": rows}
+    import fcntl
+    import termios
+    import tty
+
+    fd = os.open(device, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            before = termios.tcgetattr(fd)
+            tty.setraw(fd, termios.TCSANOW)
+        except termios.error as err:
+            raise OSError(*err.args) from err
+        try:
+            yield fd
+        finally:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(fd, termios.TCSANOW, before)
+    finally:
+        os.close(fd)
+
+
+def _converse(fd: int, timeout_s: float) -> Peer:
+    """One PING; to a module that answers it, the question which model it has."""
+    import select
+
+    seq = int.from_bytes(os.urandom(3), "little") + 1
+    os.write(fd, frames.Frame(frames.PING, seq, 0, b"").pack())
+    reader, found, end = frames.Reader(65536), Peer("silent"), time.monotonic() + timeout_s
+    while (left := end - time.monotonic()) > 0:
+        if not select.select([fd], [], [], left)[0]:
+            continue
+        for frame in reader.feed(os.read(fd, 4096)):
+            if frame.type == frames.HELLO and frame.ref == 0:
+                with contextlib.suppress(ValueError):
+                    hello = frames.Hello.unpack(frame.payload)
+                    return Peer("board", hello.who.decode("ascii", "replace"))
+            if frame.type == frames.PONG and frame.ref == seq:
+                found = Peer("module")
+                os.write(fd, frames.Frame(frames.HELLO, seq + 1, 0, frames.QUESTION.pack()).pack())
+            if frame.type == frames.ERROR and frame.ref == seq + 1:
+                return Peer("module", frame.payload[4:].decode("ascii", "replace"))
+    return found
+
+
+def ask(device: str, timeout_s: float = 1.0) -> Peer:
+    """Who speaks the protocol there. Sends 28 bytes, and 172 more to a module that answered them."""
+    try:
+        with _raw(device) as fd:
+            return _converse(fd, timeout_s)
+    except BlockingIOError:
+        return Peer("busy", "a program here holds it")
+    except OSError as err:
+        return Peer("unopened", err.strerror or str(err))

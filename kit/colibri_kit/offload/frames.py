@@ -17,6 +17,7 @@ NAMES = ("", "HELLO", "EXEC", "RESULT", "CREDIT", "PING", "PONG", "ERROR")
 
 _HELLO = struct.Struct("<HH16s32s10I40s12x")
 _POLY = 0x82F63B78
+_NESTED_MOST = 8
 
 
 def _table() -> list[int]:
@@ -62,6 +63,7 @@ class Reader:
         self._buf = bytearray()
         self._max = max_payload
         self._in_garbage = False
+        self._nested = self._bad_left = 0  # as in frame.c: a bad frame holds few other bad ones
         self.garbage = self.bad_crc = 0
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -76,7 +78,12 @@ class Reader:
         if n:
             self.garbage += not self._in_garbage
             self._in_garbage = True
-            del self._buf[:n]
+            self._drop(n)
+
+    def _drop(self, n: int) -> None:
+        del self._buf[:n]
+        self._bad_left = max(0, self._bad_left - n)
+        self._nested *= self._bad_left > 0
 
     def _next(self) -> Frame | None:
         while True:
@@ -91,14 +98,19 @@ class Reader:
             _, kind, seq, ref, size = HEAD.unpack_from(self._buf)
             good = crc32c(bytes(self._buf[:20])) == int.from_bytes(self._buf[20:24], "little")
             if good and size <= self._max:
+                if self._nested >= _NESTED_MOST:
+                    self._skip(1)
+                    continue
                 if len(self._buf) < EXTRA_BYTES + size:
                     return None
                 payload = bytes(self._buf[HEAD_BYTES : HEAD_BYTES + size])
                 tail = int.from_bytes(self._buf[HEAD_BYTES + size : EXTRA_BYTES + size], "little")
                 if crc32c(payload) == tail:
-                    del self._buf[: EXTRA_BYTES + size]
+                    self._drop(EXTRA_BYTES + size)
                     self._in_garbage = False
                     return Frame(kind, seq, ref, payload)
+                self._nested += 1
+                self._bad_left = max(self._bad_left, EXTRA_BYTES + size)
             self.bad_crc += 1
             self._skip(1)
 
@@ -137,3 +149,7 @@ class Hello:
 
     def pack(self) -> bytes:
         return _HELLO.pack(*(getattr(self, name) for name in self.__dataclass_fields__))
+
+
+#: Asks a module which model it has: no model's id is all zeros, so it answers ERROR and its name.
+QUESTION = Hello(PROTOCOL, 0, bytes(16), bytes(32), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b"colibri-kit detect")

@@ -37,6 +37,7 @@ _BASE_MAX = 256 << 20
 )
 @click.option("--threads", type=click.IntRange(1, 64), help="Threads; default: as deployed.")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context length; default: as deployed.")
+@click.option("--offload", metavar="LINK", help="Experts over this link; default: as deployed.")
 @click.option("--timeout", type=click.FloatRange(1), default=900, show_default=True, help="Seconds.")
 @click.option(
     "--report", type=click.Path(path_type=Path, dir_okay=False), help="Write plots to this HTML file."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from colibri_kit.errors import EngineError
@@ -44,8 +44,47 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Offload:
+    """What the link of ``--offload`` did during the runs (docs/offload.md names each counter).
+
+    Attributes:
+        module: who answers there, why: the last trouble; None = nobody, none.
+        latency_ns, bytes_s: of the link; 0 = not measured.
+        connects: greetings during the runs: each is a reconnect, the first came before them.
+        experts: computed there; ``local``: sent there, computed here after all.
+    """
+
+    state: str
+    why: str | None
+    module: str | None
+    latency_ns: int
+    bytes_s: int
+    experts: int
+    local: int
+    bytes_out: int
+    bytes_in: int
+    wait_ns: int
+    connects: int
+    late: int
+    dropped: int
+    cut: int
+    crc: int
+    garbage: int
+    gaps: int
+    refused: int
+    errors: int
+    wrong: int
+
+    @property
+    def trouble(self) -> dict[str, int]:
+        """What went wrong, by counter; empty when nothing did."""
+        names = ("late", "dropped", "cut", "crc", "garbage", "gaps", "refused", "errors", "wrong")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+@dataclass(frozen=True)
 class Result:
-    """One probe. ``route`` is None for a dense model."""
+    """One probe. ``route`` is None for a dense model, ``offload`` without a link."""
 
     raw: dict[str, Any]
     model: str
@@ -72,6 +111,7 @@ class Result:
     ledger: dict[str, int | None]
     machine_before: Machine
     machine_after: Machine
+    offload: Offload | None = None
     samples: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -132,6 +172,7 @@ def _result(raw: dict[str, Any]) -> Result:
         ledger={str(k): _int(v) for k, v in memory["ledger"].items()},
         machine_before=_machine(machine["before"]),
         machine_after=_machine(machine["after"]),
+        offload=_offload(raw.get("offload")),
         samples={str(k): [int(x) for x in v] for k, v in raw.get("samples", {}).items()},
     )
 
@@ -146,6 +187,15 @@ def _rate(raw: dict[str, Any]) -> Rate:
 
 def _memory(raw: dict[str, Any]) -> Memory:
     return Memory(*(_int(raw[k]) for k in ("rss_anon", "rss_file", "peak")))
+
+
+def _offload(raw: dict[str, Any] | None) -> Offload | None:
+    if raw is None:  # no link, or an engine from before it
+        return None
+    words = {"state", "why", "module"}
+    numbers = {f.name: int(raw[f.name]) for f in fields(Offload) if f.name not in words}
+    why, module = (None if raw[k] is None else str(raw[k]) for k in ("why", "module"))
+    return Offload(state=str(raw["state"]), why=why, module=module, **numbers)
 
 
 def _machine(raw: dict[str, Any]) -> Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from colibri_kit.probe.result import Machine, Result
+from colibri_kit.probe.result import Machine, Offload, Result
 from colibri_kit.probe.stats import Summary
 from colibri_kit.probe.verdict import Change
 from colibri_kit.ui import Ui
@@ -35,6 +35,8 @@ def render(result: Result, where: str) -> str:
             f"page faults        {result.minor_faults:.2f} minor, {result.major_faults:.2f} major a token"
         )
     lines += _cache(result.raw)
+    if result.offload is not None:
+        lines.append(f"offload            {_offload(result.offload)}")
     lines.append(f"machine            {_machine(result.machine_before, result.machine_after)}")
     return "\n".join(lines)
 
@@ -62,6 +64,19 @@ def _cache(raw: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _offload(o: Offload) -> str:
+    """What the link did; a counter of trouble is named only when it counted."""
+    words = [f"{o.state}, {o.module}" if o.module else o.state]
+    words.append(f"{o.experts} experts there, {o.local} sent but computed here")
+    words.append(f"sent {size(o.bytes_out)}, received {size(o.bytes_in)}, waited {o.wait_ns / 1e6:.1f} ms")
+    if o.bytes_s:
+        words.append(f"latency {o.latency_ns / 1e6:.3f} ms, {o.bytes_s / 1e6:.1f} MB/s")
+    if o.connects:
+        words.append(f"{o.connects} reconnects")
+    words += [f"{name} {n}" for name, n in o.trouble.items()]
+    return "; ".join(words)
+
+
 def render_changes(changes: Sequence[Change]) -> str:
     rows = [
         (
@@ -69,7 +84,7 @@ def render_changes(changes: Sequence[Change]) -> str:
             f"{c.base:.4g}",
             f"{c.now:.4g}",
             c.unit,
-            f"{c.percent:+.1f} %",
+            f"{c.percent:+.1f} %" if c.base else "",
             {None: "", True: "better", False: "worse"}[c.better],
         )
         for c in changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colibri_kit.errors import LimitError
-from colibri_kit.probe.result import Machine, Result
+from colibri_kit.probe.result import Machine, Offload, Result
 
 #: https://www.raspberrypi.com/documentation/computers/os.html#get_throttled
 _THROTTLED = {
@@ -24,7 +24,7 @@ SLOW = 0.9
 
 def warnings(result: Result) -> list[str]:
     """Reasons not to trust the figures, in words; empty when there are none."""
-    out = [*_throttling(result), *_noise(result)]
+    out = [*_throttling(result), *_noise(result), *_link(result)]
     before, after = result.before.rss_anon, result.after.rss_anon
     if before is not None and after is not None and after != before:
         out.append(f"anonymous memory changed by {after - before:+d} bytes while measuring")
@@ -75,6 +75,20 @@ def _noise(result: Result) -> list[str]:
     return out
 
 
+def _link(result: Result) -> list[str]:
+    """The output never depends on the link, the figures do."""
+    link = result.offload
+    if link is None:
+        return []
+    why = f": {link.why}" if link.why else ""
+    if link.state == "down" and not link.experts:
+        return [f"the offload link was down{why}"]
+    if link.trouble:
+        what = ", ".join(f"{name} {n}" for name, n in link.trouble.items())
+        return [f"trouble on the offload link ({what}){why}"]
+    return []
+
+
 def check_limit(result: Result, max_p99_ms: float | None) -> None:
     """Raises LimitError when the 99th percentile of a token is above ``max_p99_ms``."""
     if max_p99_ms is not None and result.token.p99 / 1e6 > max_p99_ms:
@@ -122,7 +136,26 @@ def compare(base: Result, now: Result) -> list[Change]:
     ]
     if base.after.peak is not None and now.after.peak is not None:
         out.append(row("peak memory", "MiB", base.after.peak / 2**20, now.after.peak / 2**20))
-    return out
+    return out + _compare_links(base.offload, now.offload)
+
+
+def _compare_links(base: Offload | None, now: Offload | None) -> list[Change]:
+    """The link's figures, when both runs had one; more or fewer experts there is neither better nor worse."""
+    if base is None or now is None:
+        return []
+
+    def fewer(name: str, unit: str, old: float, new: float) -> Change:
+        return Change(name, unit, old, new, None if old == new else new < old)
+
+    trouble = sorted(base.trouble.keys() | now.trouble.keys())
+    return [
+        Change("experts there", "", base.experts, now.experts, None),
+        fewer("sent but computed here", "", base.local, now.local),
+        fewer("link latency", "ms", base.latency_ns / 1e6, now.latency_ns / 1e6),
+        Change("link rate", "MB/s", base.bytes_s / 1e6, now.bytes_s / 1e6,
+               None if base.bytes_s == now.bytes_s else now.bytes_s > base.bytes_s),
+        *(fewer(f"link: {t}", "", base.trouble.get(t, 0), now.trouble.get(t, 0)) for t in trouble),
+    ]  # fmt: skip
 
 
 def differences(base: Result, now: Result) -> list[str]:
@@ -132,4 +165,8 @@ def differences(base: Result, now: Result) -> list[str]:
         old, new = getattr(base, name), getattr(now, name)
         if old != new:
             out.append(f"{name.replace('_', ' ')} {new}, was {old}")
+    if (base.offload is None) != (now.offload is None):
+        out.append(
+            "with an offload link, was without" if now.offload else "without an offload link, was with"
+        )
     return out

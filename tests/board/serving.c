@@ -13,8 +13,10 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "serve") == 0) {
         int poison = 0;
-        if (argc > 2 && strcmp(argv[2], "--help") == 0)
+        if (argc > 2 && strcmp(argv[2], "--help") == 0) {
+            puts("  --options FILE"); /* deploy asks for it */
             return 0;
+        }
         uint64_t hash = model_hash(option(argc, argv, "--model"), &poison);
 #ifdef GREED
         volatile char *hoard = malloc(GREED);
@@ -26,5 +28,7 @@ int main(int argc, char **argv)
         for (;;)
             pause();
     }
+    if (argc > 2 && strcmp(argv[1], "health") == 0)
+        return strcmp(argv[2], "--help") == 0 ? 0 : 1; /* nobody answers */
     return standin_main(argc, argv);
 }

@@ -260,32 +260,3 @@ def test_random_lies(model: Path, tmp_path: Path, seed: int) -> None:
         assert h.code(out["open"]) in range(-11, 1)
         assert out["left"].startswith("fds=0 ")
         shutil.rmtree(folder)
-
-
-def test_fuzz_files(model: Path, tmp_path: Path) -> None:
-    """A few seconds of native/tests/fuzz/fuzz_files.c from real files."""
-    clang = next((c for c in ("clang", "clang-14", "clang-16") if shutil.which(c)), None)
-    if clang is None:
-        pytest.skip("libFuzzer comes with clang")
-    units = ["tests/fuzz/fuzz_files.c", "core/json.c", "core/err.c", "core/container.c", "core/os_posix.c",
-             "model/manifest.c", "kernels/crc32c.c", "kernels/types.c"]  # fmt: skip
-    flags = [
-        "-std=c11",
-        "-g",
-        "-O1",
-        "-fsanitize=fuzzer,address,undefined",
-        "-fno-sanitize-recover=undefined",
-    ]
-    build = [clang, *flags, "-I.", "-Iinclude", *units, "-lm", "-o", str(tmp_path / "fuzz")]
-    if subprocess.run(build, cwd=eb.NATIVE, capture_output=True, check=False).returncode != 0:
-        pytest.skip("this clang has no libFuzzer")
-    seeds = tmp_path / "seeds"
-    seeds.mkdir()
-    text = (model / "manifest.json").read_bytes()
-    heads = [(model / n).read_bytes() for n in ("tokenizer.coli", "dense.coli", "experts-0000.coli")]
-    for i, data in enumerate([text, text, *heads]):
-        (seeds / str(i)).write_bytes(bytes([i]) + data[:60_000])
-    run = [str(tmp_path / "fuzz"), "-max_total_time=8", "-max_len=60000", "-timeout=10", str(seeds)]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(re.findall(r"Done (\d+) runs", done.stderr)[0]) > 100

@@ -2,11 +2,7 @@
  *
  * The input lies at the very end of a heap block of its own size. Whatever is
  * read must be the same however the bytes arrive: a prefix that was refused or
- * accepted stays so when more comes. Host and Origin checks see the spans.
- *
- *   clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -I. -Iinclude
- *     tests/fuzz/fuzz_http.c serve/http.c serve/access.c core/sha256.c core/err.c
- */
+ * accepted stays so when more comes. Host and Origin checks see the spans. */
 #include <stdlib.h>
 #include <string.h>
 

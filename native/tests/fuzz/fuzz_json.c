@@ -2,11 +2,7 @@
  *
  * First byte: how many tokens there is room for. Whatever parses must have
  * spans inside the text and children that add up; every string that unescapes
- * must come out the same after it was escaped and read once more.
- *
- *   clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -I. -Iinclude
- *     tests/fuzz/fuzz_json.c core/json.c serve/buf.c text/utf8.c core/err.c
- */
+ * must come out the same after it was escaped and read once more. */
 #include <stdlib.h>
 #include <string.h>
 

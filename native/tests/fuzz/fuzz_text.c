@@ -3,12 +3,7 @@
  * Input: u32 length of the file, the file, the rest is text. The CRCs are made
  * right first, or no mutation would get past them. Whatever opens must encode
  * and decode any text inside its arrays, and in a lossless vocabulary give the
- * bytes back.
- *
- *   clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -I. -Iinclude
- *     tests/fuzz/fuzz_text.c text/(all).c core/err.c core/container.c
- *     core/os_posix.c kernels/crc32c.c kernels/types.c
- */
+ * bytes back. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,0 +1,1 @@
+"""Fuzzers of everything that reads what others wrote: python -m tests.fuzz --minutes 10."""

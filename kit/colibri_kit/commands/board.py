@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,6 +43,12 @@ class _Size(click.ParamType[int]):
 @click.option("--as", "name", metavar="OTHER", help="Call it this: several of one kind at once.")
 @click.option("--ram", type=_Size(), default=0, metavar="SIZE", help="Memory of the guest: a true limit.")
 @click.option("--disk", type=_Size(), default=0, metavar="SIZE", help="Size of a new data disk.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Files that a new data disk begins with, in /data.",
+)
 @click.option("--cpus", type=click.IntRange(1, 8), default=1, show_default=True, help="Processors.")
 @click.option("--init", type=click.Choice(["none", "systemd"]), default="none", show_default=True)
 @click.option("--ssh", type=click.Choice(["openssh", "dropbear"]), default="openssh", show_default=True)
@@ -73,6 +80,7 @@ def _same(run: Running, board: str, flags: dict[str, Any]) -> None:
         "--deterministic": (flags["deterministic"], run.deterministic),
     }
     differ = [key for key, (wanted, have) in asked.items() if wanted != have]
+    differ += ["--data"] if flags["data"] else []
     if differ or flags["fresh"]:
         raise PreflightError(
             f"{run.name} is up already, and was started otherwise ({', '.join(differ) or '--fresh'})",

@@ -36,7 +36,10 @@ MIN_RAM = 128 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """What `board up` was told. Sizes in bytes; 0 = the profile's."""
+    """What `board up` was told. Sizes in bytes; 0 = the profile's.
+
+    ``data``: a folder whose files a new data disk begins with, below /data.
+    """
 
     ram: int = 0
     disk: int = 0
@@ -48,6 +51,7 @@ class Options:
     fresh: bool = False
     refresh: bool = False
     timeout: float = 180.0
+    data: Path | None = None
 
 
 def check(board: Board, options: Options) -> Vm:
@@ -74,6 +78,8 @@ def check(board: Board, options: Options) -> Vm:
             f"{board.name} has one disk, its SD card: --init systemd needs virt-a53, virt-a72 or virt-x86",
             state=nothing,
         )
+    if options.data is not None and not options.data.is_dir():
+        raise PreflightError(f"--data {options.data} is no folder", state=nothing)
     if options.ssh == "dropbear" and options.init == "systemd":
         raise PreflightError("--ssh dropbear is for --init none", state=nothing)
     return vm
@@ -135,8 +141,8 @@ def _prepare(
     size = options.disk or vm.disk
     size = images.next_power_of_two(size) if raspi else size
     if not place.data_disk.is_file():
-        images.make_ext4(mke2fs, place.data_disk, size, "ck-data", owner=1000)
-    elif options.disk and place.data_disk.stat().st_size != size:
+        images.make_ext4(mke2fs, place.data_disk, size, "ck-data", options.data, owner=1000)
+    elif options.data is not None or (options.disk and place.data_disk.stat().st_size != size):
         raise PreflightError(
             f"{place.name} has a data disk of {place.data_disk.stat().st_size >> 20} MiB already",
             hint="--fresh makes a new board: disk and keys are lost",
@@ -193,6 +199,9 @@ def _root_image(store: Store, arch: str, mke2fs: packages.Program, say: Say) -> 
             image.parent.mkdir(parents=True, exist_ok=True)
             say("making a root disk with systemd")
             rootfs.build(root, image, mke2fs, packages.find_tool(store, "debugfs", "e2fsprogs"))
+            for older in image.parent.glob(f"systemd-{arch}-*.ext4"):
+                if older != image:  # of other packages or another recipe; boards have copies
+                    older.unlink(missing_ok=True)
     return image
 
 

@@ -44,7 +44,10 @@ def make_ext4(
     )
     if done.returncode != 0:
         temp.unlink()
-        raise TransferError(f"mke2fs failed: {done.stderr.strip() or done.returncode}")
+        raise TransferError(
+            f"mke2fs failed: {done.stderr.strip() or done.returncode}",
+            hint="do the files fit? give the disk a larger --disk" if source is not None else None,
+        )
     temp.replace(path)
 
 

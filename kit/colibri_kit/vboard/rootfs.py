@@ -28,6 +28,7 @@ _MASKED = (
     "systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-sysusers.service",
     "systemd-udev-trigger.service", "systemd-pcrphase.service", "systemd-pcrphase-sysinit.service",
     "systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-update-done.service",
+    "systemd-logind.service", "systemd-random-seed.service", "systemd-modules-load.service",
     "modprobe@.service", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "dev-hugepages.mount",
     "dev-mqueue.mount",
 )  # fmt: skip

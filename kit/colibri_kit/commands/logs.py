@@ -1,9 +1,8 @@
-"""``colibri-kit logs``: what was deployed when, and the engine's own log."""
+"""``colibri-kit logs``: what was deployed when, and the service's own log."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,11 +10,21 @@ from colibri_kit.cli import ui_options
 from colibri_kit.deploy.target import Place, existing_prefix, opened, place_options
 from colibri_kit.ui import Ui
 
-_SCRIPT = """
-cd "$1/log" 2>/dev/null || exit 0
-[ -f deploys.jsonl ] && tail -n "$2" deploys.jsonl
-echo
-[ -f engine.log ] && tail -n "$2" engine.log
+if TYPE_CHECKING:
+    from colibri_kit.live.journal import Line
+    from colibri_kit.transport.base import Transport
+
+#: How far a file is read back for --since without --lines.
+_MOST_LINES = 100_000
+
+_DEPLOYMENTS = 'f=$1/log/deploys.jsonl; [ ! -f "$f" ] || tail -n "$2" "$f"'
+
+#: The clock; journal where systemd runs and the unit is there, else file; what tail can do.
+_SOURCE = r"""
+date +%s
+if command -v journalctl >/dev/null 2>&1 &&
+   systemctl cat "$1.service" >/dev/null 2>&1; then echo journal; else echo file; fi
+tail --help 2>&1 | grep -q -e '-F' && echo retries
 exit 0
 """
 
@@ -23,30 +32,118 @@ exit 0
 @click.command(short_help="Show a board's engine log.")
 @click.argument("host", required=False)
 @place_options
-@click.option("-n", "--lines", type=click.IntRange(1, 100000), default=20, show_default=True)
+@click.option("-n", "--lines", type=click.IntRange(1, 100000), help="The last so many; default: 20.")
+@click.option("--since", metavar="TIME", help="90s, 10min, 2h, 3d, or a time: 2026-11-30 12:00.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines of the service until Ctrl-C.")
 @ui_options
-def command(ui: Ui, where: Place, lines: int) -> None:
-    """Show a board's engine log, after the log of its deployments."""
-    from colibri_kit.errors import TransferError
-    from colibri_kit.transport.base import script
+def command(ui: Ui, where: Place, lines: int | None, since: str | None, follow: bool) -> None:
+    """Show a board's engine log.
 
+    The deployments come first, then what the service wrote: in systemd's
+    journal, else in log/engine.log. With --follow, the service's lines only;
+    with --json then one object a line.
+    """
     with opened(where, ui) as transport:
         prefix = existing_prefix(transport, where)
-        done = transport.run(script(_SCRIPT, prefix, str(lines)))
-        if done.rc != 0:
-            raise TransferError(f"cannot read the logs under {prefix}: {done.why}")
-    head, _, engine = done.out.decode("utf-8", "replace").partition("\n\n")
-    events = [event for line in head.splitlines() if (event := _event(line)) is not None]
-    data = {"prefix": prefix, "deployments": events, "engine": engine.splitlines()}
-    ui.result(data, "\n".join([*map(_line, events), *engine.splitlines()]) or "no deployments yet")
+        argv, journal, start = _argv(transport, prefix, lines, since, follow)
+        if follow:
+            _follow(ui, transport, argv, journal, start)
+            return
+        events = _deployments(transport, prefix, lines, start)
+        entries, hint = _read(transport, argv, journal, start)
+    if hint:
+        ui.note(hint)
+    source = "journal" if journal else f"{prefix}/log/engine.log"
+    data = {
+        "prefix": prefix, "deployments": events, "source": source, "engine": [e.fields for e in entries],
+    }  # fmt: skip
+    ui.result(data, "\n".join([*map(_line, events), *(_shown(e) for e in entries)]) or "nothing yet")
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _argv(
+    transport: Transport, prefix: str, lines: int | None, since: str | None, follow: bool
+) -> tuple[list[str], bool, float | None]:
+    """(what to run there, whether it gives journal entries, since when: seconds since 1970)."""
+    from colibri_kit.deploy.services import NAME
+    from colibri_kit.live.journal import since_seconds
+    from colibri_kit.transport.base import script
+
+    clock, source, *more = transport.run(script(_SOURCE, NAME)).text.split()
+    start = since_seconds(since, float(clock)) if since is not None else None
+    count = lines or (20 if start is None else _MOST_LINES)
+    if source == "journal":
+        argv = ["journalctl", "-u", f"{NAME}.service", "-o", "json", "--no-pager", "-n", str(count)]
+        argv += [f"--since=@{int(start)}"] if start is not None else []
+        return argv + (["--follow"] if follow else []), True, start
+    file = f"{prefix}/log/engine.log"
+    if follow:
+        return ["tail", "-n", str(count), "-F" if more else "-f", file], False, start
+    return script('[ ! -f "$2" ] || tail -n "$1" "$2"', str(count), file), False, start
+
+
+def _deployments(
+    transport: Transport, prefix: str, lines: int | None, start: float | None
+) -> list[dict[str, Any]]:
+    from colibri_kit.errors import TransferError
+    from colibri_kit.live.journal import kept, of_file
+    from colibri_kit.transport.base import script
+
+    done = transport.run(script(_DEPLOYMENTS, prefix, str(lines or (20 if start is None else _MOST_LINES))))
+    if done.rc != 0:
+        raise TransferError(f"cannot read the logs under {prefix}: {done.why}")
+    text = done.out.decode("utf-8", "replace").splitlines()
+    return [e.fields for e in kept(map(of_file, text), start) if "event" in e.fields]
+
+
+def _read(
+    transport: Transport, argv: list[str], journal: bool, start: float | None
+) -> tuple[list[Line], str]:
+    """The service's lines, and what journalctl has to say about them."""
+    from colibri_kit.errors import TransferError
+    from colibri_kit.live.journal import kept, of_file, of_journal
+
+    done = transport.run(argv, timeout=120)
+    if done.rc != 0:
+        raise TransferError(
+            f"cannot read the service's log: {done.why}", hint="is it readable for this login? try --sudo"
+        )
+    text = done.out.decode("utf-8", "replace").splitlines()
+    found = [line for line in map(of_journal if journal else of_file, text) if line is not None]
+    hint = done.err_text if journal and "not seeing messages" in done.err_text else ""
+    return kept(found, start), f"{hint}\nuse --sudo to see them" if hint else ""
+
+
+def _follow(ui: Ui, transport: Transport, argv: list[str], journal: bool, start: float | None) -> None:
+    """Lines as they come, until Ctrl-C."""
+    from colibri_kit.errors import TransferError
+    from colibri_kit.live.journal import Splitter, of_file, of_journal
+    from colibri_kit.live.stop import ended_by_signals
+
+    began = start is None
+
+    def show(text: str) -> None:
+        nonlocal began
+        line = of_journal(text) if journal else of_file(text)
+        if line is None:
+            return
+        began = began or (line.time is not None and start is not None and line.time >= start)
+        if began:
+            ui.result(line.fields, _shown(line))
+
+    lines = Splitter(show)
     try:
-        doc = json.loads(line)
-    except ValueError:
-        return None
-    return doc if isinstance(doc, dict) else None
+        with ended_by_signals():
+            done = transport.stream(argv, on_out=lines)
+    except KeyboardInterrupt:
+        lines.end()
+        return
+    raise TransferError(f"`{argv[0]}` ended on {transport.describe()}: {done.why}")
+
+
+def _shown(line: Line) -> str:
+    from colibri_kit.live.service import plain
+
+    return plain(line.text.replace("\t", "    "))
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -197,7 +197,7 @@ class _Picture:
         if e.read_bytes_per_s > 0:
             words += f", {size(e.read_bytes_per_s)}/s"
         if not e.heat:
-            return [self.text("experts      ", self.g.dash)]
+            return [self.text("experts      ", words)]
         cells = min(len(e.heat[0]), self.width - 13)
         wide = max(1, min(4, (self.width - 13) // max(1, cells)))
         out = [self.text("experts      ", words)]

@@ -254,8 +254,8 @@ def _rate(hits: float, misses: float) -> float | None:
 def _experts(now: Sample, before: Sample | None, window: Sample | None) -> Experts:
     hits, misses = now.value("expert_hits_total"), now.value("expert_misses_total")
     elapsed = now.at - before.at if before is not None else 0.0
-    heat = tuple(str(row) for row in now.status["heat"])
-    if any(not row.isascii() or not row.isdigit() for row in heat):
+    heat = tuple(now.status["heat"])
+    if any(not (isinstance(r, str) and r.isascii() and r.isdigit() and len(r) == len(heat[0])) for r in heat):
         raise ValueError("heat")
     return Experts(
         slots=int(now.status["slots"]),

@@ -24,7 +24,7 @@ from colibri_kit.transport.sshforward import Endpoint, ForwardRefused
 if TYPE_CHECKING:
     from colibri_kit.transport.options import SshOptions
 
-#: Seconds between asking the board for a sign of life.
+#: Seconds between asking a board for a sign of life, unless less silence is allowed.
 BEAT_SECONDS = 10.0
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
@@ -90,6 +90,7 @@ class Tunnel:
 
     Args:
         again: connects anew; None = a lost link ends the tunnel.
+        beat_seconds: between asking a board for a sign of life.
         say: told, in words for the user, when the link goes and comes.
     """
 
@@ -101,7 +102,9 @@ class Tunnel:
         *,
         again: Callable[[], SshTransport] | None,
         say: Callable[[str], None],
+        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
+        self._beat_seconds = beat_seconds
         self._transport, self._remote, self._again, self._say = transport, remote, again, say
         self._stop = threading.Event()
         self.forward = Forward(listener, self._dial, self._moved)
@@ -137,7 +140,7 @@ class Tunnel:
         """A dead link says nothing: something must ask."""
 
         def beat() -> None:
-            while not self._stop.wait(BEAT_SECONDS):
+            while not self._stop.wait(self._beat_seconds):
                 if self._transport.is_up:
                     self._transport.beat()
 

@@ -103,6 +103,13 @@ def dial(transport: ForwardingTransport, to: Endpoint, label: str, timeout: floa
             why = "there is no such socket, or the login may not use it" if to.is_unix else "nothing listens"
             raise ForwardRefused(f"{label}: {why} at {to}", nothing_there=True) from err
         what = "Unix sockets" if to.is_unix else "connections"
+        if err.code == 3 and to.is_unix:  # SSH_OPEN_UNKNOWN_CHANNEL_TYPE
+            hint = "dropbear cannot: let the service listen on 127.0.0.1 too"
+            raise ForwardRefused(
+                f"the SSH server on {label} knows no forwarding to Unix sockets",
+                nothing_there=False,
+                hint=hint,
+            ) from err
         option = "AllowStreamLocalForwarding" if to.is_unix else "AllowTcpForwarding"
         raise ForwardRefused(
             f"the SSH server on {label} forwards no {what} ({err.text or f'reason {err.code}'})",

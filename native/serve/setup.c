@@ -146,7 +146,8 @@ static int bind_tcp(struct cb_server *s, struct cb_err *err)
         return rc;
     if (!a.loopback && s->tokens.n == 0)
         return cb_fail(err, CB_EINVAL, "--listen %.60s can be reached from outside: --token-file FILE "
-                       "is needed; or listen on 127.0.0.1 and come by `ssh -L 8080:127.0.0.1:8080 HOST`",
+                       "is needed; or listen on 127.0.0.1 and come by `colibri-kit tunnel HOST` "
+                       "or `ssh -L 8080:127.0.0.1:8080 HOST`",
                        s->opt.listen);
     v6.sin6_port = v4.sin_port = htons(a.port);
     memcpy(&v6.sin6_addr, a.ip, 16);

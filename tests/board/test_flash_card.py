@@ -76,6 +76,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(image, model, login, report, command, env, pieces.fetch(print, uboot=True))
 
 
+def test_boards_without_an_appliance_are_refused_before_an_engine_is_built(tmp_path: Path) -> None:
+    kit("convert", DATA / "qwen3moe.t64.f32.gguf", "-o", tmp_path / "m.coli", "-q")
+    argv = ["flash", "--board", "rpi5", "--model", tmp_path / "m.coli", "--image", tmp_path / "x.img"]
+    done = subprocess.run(
+        [sys.executable, "-m", "colibri_kit", *map(str, argv)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "no appliance image for board rpi5; there is for rpi4" in done.stderr
+    assert "--base IMAGE" in done.stderr and "compile" not in done.stderr
+    assert not (tmp_path / "x.img").exists()
+
+
 def test_tools_accept_the_image(made: Made, tmp_path: Path) -> None:
     done = subprocess.run(["sfdisk", "-V", str(made.image)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -187,11 +187,14 @@ def _medium(ui: Ui, flags: dict[str, Any]) -> None:
 
 def _wish(ui: Ui, flags: dict[str, Any]) -> Wish:
     from colibri_kit.appliance.job import Wish, find_model
+    from colibri_kit.appliance.platforms import platform_of
     from colibri_kit.appliance.settings import Settings
     from colibri_kit.deploy import model
     from colibri_kit.deploy.plan import Engine, check_engine
 
     board = _board(flags)
+    if not flags["base"]:
+        platform_of(board)  # before an engine is built in vain
     settings = Settings(
         hostname=flags["hostname"] or board.name,
         address=flags["address"],

@@ -119,13 +119,12 @@ class Forward:
             with self._lock:
                 self._open.discard(pair)
 
-    def abort_all(self) -> int:
-        """Resets every connection; returns how many there were."""
+    def abort_all(self) -> None:
+        """Resets every connection."""
         with self._lock:
             pairs = list(self._open)
         for pair in pairs:
             pair.abort()
-        return len(pairs)
 
     def close(self) -> None:
         """Takes no more connections and resets those there are."""

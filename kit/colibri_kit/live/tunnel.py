@@ -151,10 +151,10 @@ class Tunnel:
             self._stop.set()
 
     def _reopen(self) -> None:
-        broken = self.forward.abort_all()
+        self.forward.abort_all()
         target = self._transport.describe()
         self._transport.close()
-        words = f"the link to {target} was lost, {broken} connection(s) with it"
+        words = f"the link to {target} was lost"
         if self._again is None:
             raise ConnectionLost(words, hint="open the tunnel again", state="the board was not touched")
         self._say(f"{words}; connecting again")

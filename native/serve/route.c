@@ -293,7 +293,7 @@ void cb_route_request(struct cb_server *s, struct cb_conn *c)
     default:
         cb_reply_text(s, c, 200, "text/html; charset=utf-8", cb_page_html, cb_page_html_bytes,
                       "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; "
-                      "style-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'\r\n");
+                      "style-src 'unsafe-inline'; connect-src 'self'; img-src data:; frame-ancestors 'none'\r\n");
         break;
     }
 }

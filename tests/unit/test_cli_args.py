@@ -84,6 +84,7 @@ def test_help_names_every_verb_and_option() -> None:
             "probe",
             "version",
             "serve",
+            "health",
             "expertd",
         ]
     )

@@ -8,10 +8,10 @@
 #include <time.h>
 
 #include "core/os.h"
+#include "core/pool.h"
 #include "model/forward.h"
 
 #define MS UINT64_C(1000000)
-#define STACK (128u * 1024u)
 #define PAYLOAD_CAP (1u << 20)
 #define DEADLINE_LEAST (50 * MS)
 #define DEADLINE_MOST (2000 * MS)
@@ -50,7 +50,7 @@ void cb_offload_layout(struct cb_offload **to, struct cb_arena *a, const struct 
     uint32_t *rows = cb_arena_take(a, CB_L_ACT, m->n_expert, sizeof *rows);
     uint8_t *missing = cb_arena_take(a, CB_L_ACT, m->n_expert, 1);
     float *trial = cb_arena_take(a, CB_L_ACT, m->n_embd, sizeof *trial);
-    a->line[CB_L_STACKS] += STACK;
+    a->line[CB_L_STACKS] += CB_SMALL_STACK;
     *to = o;
     if (a->base == NULL || a->overflow)
         return;
@@ -107,7 +107,7 @@ static int start_thread(struct cb_offload *o, struct cb_err *err)
     pthread_cond_init(&o->arrived, &clock);
     pthread_condattr_destroy(&clock);
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK);
+    pthread_attr_setstacksize(&attr, CB_SMALL_STACK);
     o->opened = pthread_create(&o->thread, &attr, cb_off_thread, o) == 0;
     pthread_attr_destroy(&attr);
     if (o->opened)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from colibri_kit.offload.frames import NAMES, Frame, Reader
+from colibri_kit.offload.relay import TO_BOARD, TO_MODULE, Relay
 
-#: (frame as bytes) -> pieces to send; None ends the connection after what was sent.
+__all__ = ["TO_BOARD", "TO_MODULE", "FaultyRelay"]
+
+#: frame -> pieces to send; a number waits so many seconds, None ends the connection.
 Harm = Callable[[Frame], "list[bytes | float | None]"]
-TO_MODULE, TO_BOARD = 0, 1
 
 
 def cut(frame: Frame) -> list[bytes | float | None]:
@@ -64,42 +64,16 @@ def stall(seconds: float) -> Harm:
     return lambda frame: [seconds, frame.pack()]
 
 
-class FaultyRelay:
+class FaultyRelay(Relay):
     """Passes frames on; harms those of ``kind`` in ``direction`` numbered in ``which``, from 0."""
 
     def __init__(
         self, listen: Path, target: Path, kind: int, direction: int, harm: Harm, which: range
     ) -> None:
+        super().__init__(listen, target)
         self.kind, self.direction, self.harm, self.which = kind, direction, harm, which
         self.seen = self.done = 0
-        self._target = target
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(listen))
-        self._server.listen(8)
-        self._server.settimeout(0.1)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._server.close()
-
-    def _accept(self) -> None:
-        while not self._stop.is_set():
-            try:
-                near, _ = self._server.accept()
-            except TimeoutError:
-                continue
-            far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                far.connect(str(self._target))
-            except OSError:
-                near.close()
-                continue
-            for a, b, way in ((near, far, TO_MODULE), (far, near, TO_BOARD)):
-                threading.Thread(target=self._pass, args=(a, b, way), daemon=True).start()
+        self.start()
 
     def _pieces(self, frame: Frame, way: int) -> list[bytes | float | None]:
         if way != self.direction or frame.type != self.kind:
@@ -110,19 +84,15 @@ class FaultyRelay:
         self.done += 1
         return self.harm(frame)
 
-    def _pass(self, source: socket.socket, sink: socket.socket, way: int) -> None:
-        reader, going = Reader(), True
-        with contextlib.suppress(OSError):
-            while going and (data := source.recv(65536)):
-                for frame in reader.feed(data):
-                    assert frame.type < len(NAMES)
-                    for piece in self._pieces(frame, way):
-                        if piece is None:
-                            going = False
-                        elif isinstance(piece, float):
-                            time.sleep(piece)
-                        elif going:
-                            sink.sendall(piece)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def carry(self, source: socket.socket, sink: socket.socket, way: int) -> None:
+        reader = Reader()
+        while data := source.recv(65536):
+            for frame in reader.feed(data):
+                assert frame.type < len(NAMES)
+                for piece in self._pieces(frame, way):
+                    if piece is None:
+                        return
+                    if isinstance(piece, float):
+                        time.sleep(piece)
+                    else:
+                        sink.sendall(piece)

@@ -23,6 +23,7 @@ from card import boot_offset, boot_slot, device_tree, from_card, sd_copy, start
 
 from colibri_kit.appliance import identity, pieces
 from colibri_kit.media.partitions import Partition, read_table
+from colibri_kit.transport.serial_answer import classify
 from colibri_kit.vboard.images import copy_sparse
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "engine"
@@ -146,6 +147,7 @@ def ask(console: object, made: Made) -> None:
     console.send(PROMPT)  # type: ignore[attr-defined]
     told = console.until(rf"(?s){PROMPT}\n(.*)\ncolibri> ", 60)  # type: ignore[attr-defined]
     assert re.sub(r"[^\x21-\x7e]", "", told.group(1)) == answer_here(made) != ""
+    assert classify(told.group(0).encode()).kind == "engine", "flash --serial would not know it"
 
 
 def golden(made: Made) -> str:
@@ -178,8 +180,9 @@ def test_boots_in_raspi3b_and_answers_on_serial_and_ssh(made: Made, tmp_path: Pa
             "127.0.0.1", port, "root", key_filename=str(made.identity), allow_agent=False,
             look_for_keys=False, banner_timeout=60, auth_timeout=60, timeout=60,
         )  # fmt: skip
-        _, out, _ = client.exec_command("hostname; slot; cat /state/tries-a; colibri version")
+        _, out, _ = client.exec_command("hostname; slot; cat /state/tries-a; colibri version; pidof colibri")
         told = out.read().decode()
+        assert re.search(r"\n\d+\n$", told), "the engine stays, with the model loaded"
         assert told.startswith("colibri-card\nslot a runs; tries a 0, b 0\n"), told
         assert re.search(r"(?m)^colibri \d", told), told
     finally:

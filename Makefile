@@ -61,8 +61,9 @@ TESTS ?= $(filter-out tests/board tests/data tests/__pycache__,$(patsubst %/,%,$
 test: setup system
 	python -m pytest $(TESTS) $(ARGS)
 
+# Two files at a time: an emulated board keeps one core busy.
 test-boards: setup system
-	python -m pytest tests/board $(ARGS)
+	python -m pytest tests/board -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	ruff check kit tests setup.py

@@ -1,0 +1,149 @@
+"""Twenty power cuts at random moments of a deployment with a real service under a real systemd.
+
+After each the board boots, systemd brings the service up, it answers with the golden of a
+release that is well, and the deployment, repeated, finishes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import ask, complete, golden, wait_active
+from virtual import board, command, good, kit
+
+from tests.memory import make_olmoe
+
+pytestmark = pytest.mark.timeout(900)  # an emulated board on a busy machine is slow
+
+CUTS = int(os.environ.get("COLIBRI_POWER_CUTS", "20"))
+BOARD = ("virt-a53", "--as", "power", "--init", "systemd", "--ram", "384MiB")
+#: What a deployment says with -v when a phase begins.
+PHASES = (
+    ("upload", r"to send: "),
+    ("make", r"send +100 %"),
+    ("switch", r"switched to "),
+    ("start", r"starting the .* service|checking r\d"),
+)
+
+
+class Deploy:
+    """A deployment in a process of its own; which phase it is in, and since when."""
+
+    def __init__(self, model: Path, engine: Path) -> None:
+        words = ("deploy", "-v", "--board", "virt-a53", "root@@power", model, "--engine", engine, "--service",
+                 "--budget", "64MiB", "--keep", "1", "--break-lock")  # fmt: skip
+        self.began = time.monotonic()
+        self.phases = [("plan", 0.0)]
+        self.said = ""
+        self.child = subprocess.Popen(
+            command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stderr
+        for line in self.child.stderr:
+            self.said += line
+            for name, pattern in PHASES:
+                if re.match(pattern, line) and all(name != n for n, _ in self.phases):
+                    self.phases.append((name, time.monotonic() - self.began))
+
+    @property
+    def phase(self) -> str:
+        """The one it is in; ``after`` when it has ended."""
+        return self.phases[-1][0] if self.child.poll() is None else "after"
+
+    def wait(self, seconds: float = 400) -> int:
+        try:
+            rc = self.child.wait(seconds)
+        finally:
+            self.child.kill()
+            self._reader.join(10)
+        return rc
+
+
+class Cuts:
+    """The board, its models in turn, and what the cuts so far met."""
+
+    def __init__(self, models: list[Path], engine: Path) -> None:
+        self.models, self.engine = models, engine
+        self.rng = random.Random(20)
+        # One moment in each twentieth of a deployment, in random order.
+        self.moments = [(k + self.rng.random()) / CUTS for k in range(CUTS)]
+        self.rng.shuffle(self.moments)
+        self.seconds = 0.0
+        self.met: Counter[str] = Counter()
+        self.on = 0
+
+    def finish(self, number: int) -> None:
+        """Deploys a model to the end; how long that takes sets the moments of the next cuts."""
+        run = Deploy(self.models[number], self.engine)
+        rc = run.wait()
+        assert rc == 0, run.said
+        self.on = number
+
+
+def models(folder: Path) -> list[Path]:
+    """Four that differ in every shard: two are kept on the board, so that each is sent anew."""
+    made = []
+    for seed in range(4):
+        source = make_olmoe.write(folder / f"{seed}.gguf", "tiny", seed)
+        made.append(folder / f"{seed}.coli")
+        ran = kit("convert", source, "-o", made[-1])
+        assert ran.rc == 0, ran.err
+        source.unlink()
+    return made
+
+
+@pytest.fixture(scope="module")
+def cuts(board_dir: Path, a53_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cuts]:
+    made = Cuts(models(tmp_path_factory.mktemp("models")), a53_engine)
+    with board(BOARD[0], BOARD[2], *BOARD[3:]):
+        made.finish(0)  # the first one installs the unit
+        run = Deploy(made.models[1], made.engine)
+        assert run.wait() == 0, run.said
+        made.on, made.seconds = 1, time.monotonic() - run.began
+        assert [name for name, _ in run.phases] == ["plan", *(name for name, _ in PHASES)], run.said
+        yield made
+
+
+@pytest.mark.parametrize("turn", range(CUTS))
+def test_a_power_cut_never_leaves_an_unwell_release(cuts: Cuts, turn: int) -> None:
+    before, after = cuts.on, (cuts.on + 1) % len(cuts.models)
+    run = Deploy(cuts.models[after], cuts.engine)
+    moment = cuts.moments[turn] * cuts.seconds
+    time.sleep(max(0.0, run.began + moment - time.monotonic()))
+    phase = run.phase
+    good("board", "down", "power", "--power-cut")
+    rc = run.wait()
+    assert rc in ((0,) if phase == "after" else (0, 7)), run.said
+    cuts.met[phase] += 1
+
+    good("board", "up", *BOARD)
+    wait_active("power")
+    assert ask("power", "GET", "/health").json["status"] == "ok"
+    _, fingerprint = complete("power", "h e")
+    status = good("status", "root@@power")
+    well = {golden(cuts.models[n])[: len(fingerprint)]: n for n in (before, after)}
+    assert fingerprint in well, (phase, status)
+    if phase in ("plan", "upload"):
+        assert well[fingerprint] == before
+    cuts.finish(after)
+    assert complete("power", "h e")[1] == golden(cuts.models[after])[: len(fingerprint)]
+
+
+def test_the_cuts_met_most_phases(cuts: Cuts) -> None:
+    """Else the moments were not random, and the test above showed less than it says."""
+    if CUTS >= 20:
+        met = {name for name in cuts.met if name != "after"}
+        assert sum(cuts.met.values()) == CUTS and len(met) >= 4, cuts.met

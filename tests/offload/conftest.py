@@ -47,6 +47,10 @@ class Module:
             if "listening" in line:
                 self._listening.set()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 

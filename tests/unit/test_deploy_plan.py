@@ -409,7 +409,7 @@ def test_service_is_written_by_rename_then_started() -> None:
     install.install(board, made)
     assert written == [made.text.encode()]
     assert board.calls[1] == ["mv", "-f", f"{made.path}.new", made.path]
-    assert [c[1] for c in board.calls[2:]] == ["daemon-reload", "reset-failed", "enable", "restart"]
+    assert [c[1] for c in board.calls[2:]] == ["daemon-reload", "stop", "reset-failed", "enable", "start"]
     failing = FakeTransport({"cat >": take, "mv": Completed(0), "systemctl": Completed(1, b"", b"no unit")})
     with pytest.raises(KitError, match="daemon-reload` failed: no unit"):
         install.install(failing, made)

@@ -232,6 +232,8 @@ class Deployment:
                 state=f"{stays(self.plan.previous)}; the new release was removed",
                 code="CK-DEPLOY-SERVICE",
             )
+        if self.service:
+            self._can_install(name)
         over = health.memory(
             self.transport, self._path(name), self.settings, freed=self._installed is not None
         )
@@ -244,6 +246,16 @@ class Deployment:
                 code="CK-PREFLIGHT-BUDGET",
             )
         return version
+
+    def _can_install(self, name: str) -> None:
+        """The service's user and token file, before anything is switched."""
+        assert self.service is not None
+        try:
+            self._keeper(self.service).rendered()
+        except PreflightError as err:
+            release.remove(self.transport, self._prefix, name)
+            err.state = f"{stays(self.plan.previous)}; the new release was removed"
+            raise
 
     def _document(self) -> dict[str, Any]:
         from colibri_kit import __version__

@@ -34,6 +34,6 @@ def check_of(doc: dict[str, Any]) -> Check:
     prompt, count, expect = raw.get("prompt"), raw.get("max_new"), raw.get("expect")
     return Check(
         prompt[:2000] if isinstance(prompt, str) and prompt else default.prompt,
-        min(count, 512) if isinstance(count, int) and count > 0 else default.max_new,
+        min(count, 512) if type(count) is int and count > 0 else default.max_new,
         expect[:2000] if isinstance(expect, str) else default.expect,
     )

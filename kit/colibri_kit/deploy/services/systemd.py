@@ -77,10 +77,12 @@ WantedBy=multi-user.target
         text=text,
         install=(
             ("systemctl", "daemon-reload"),
+            # Stopped and forgotten first: what is seen of it afterwards is of this start alone.
+            ("systemctl", "stop", unit),
             ("systemctl", "reset-failed", unit),
             ("systemctl", "enable", unit),
             # Whether it comes up is asked of itself, and seen from its state: no waiting here.
-            ("systemctl", "restart", "--no-block", unit),
+            ("systemctl", "start", "--no-block", unit),
         ),
         remove=(("systemctl", "disable", "--now", unit),),
         stop_seconds=service.stop_seconds,

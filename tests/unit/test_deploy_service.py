@@ -1,0 +1,377 @@
+"""Services of a release: what a recipe makes of them, what a board's record may say, when one is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colibri_kit.config import load_board, load_recipe
+from colibri_kit.config.recipe import Service as Wanted
+from colibri_kit.deploy import act, back, health, job, keeper, plan, services, serving
+from colibri_kit.deploy.model import Parcel, Part
+from colibri_kit.deploy.record import check_of
+from colibri_kit.deploy.services import install
+from colibri_kit.errors import ConfigError, PreflightError, UsageError
+from colibri_kit.transport.base import Completed, sh_join
+from colibri_kit.transport.fake import FakeTransport
+
+GIB = 1 << 30
+GOLDEN = "ab" * 32
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+SETTINGS = plan.Settings(budget=GIB, threads=4)
+ANALYZE = shutil.which("systemd-analyze")
+
+
+def parcel(size: int = 4 * 10**9) -> Parcel:
+    return Parcel("m", "00" * 16, GOLDEN, (Part("dense.coli", Path("x"), size, "11" * 32),), 4096, 0)
+
+
+def spec_of(recipe: str) -> serving.Spec:
+    found, _ = load_recipe(str(RECIPES / recipe))
+    return job.service_of(load_board(found.board), parcel(), SETTINGS, found)
+
+
+def rendered(spec: serving.Spec, settings: plan.Settings = SETTINGS) -> services.Rendered:
+    made = services.render(spec.kind, services.of_spec("/opt/colibri", "colibri", settings, spec))
+    assert made is not None
+    return made
+
+
+# ---- recipes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in RECIPES.glob("*.yaml")))
+def test_shipped_recipes_load(name: str) -> None:
+    recipe, model = load_recipe(str(RECIPES / name))
+    assert model.is_absolute()
+    if recipe.service is not None:
+        assert rendered(spec_of(name)).text
+
+
+def test_every_key_of_the_service_reaches_the_engine() -> None:
+    """Each key that is an option of `serve` is a line of the options file, or a word of the command."""
+    values: dict[str, Any] = {
+        "listen": "127.0.0.1:9", "unix": "/run/colibri/s", "token_file": "/etc/t", "allow_host": ("a", "b"),
+        "log": "json", "hot_swap": True, "lock": True, "body": 4096,
+    }  # fmt: skip
+    keys = Wanted.options_keys()
+    options = serving.ServeOptions(**{key: values.get(key, 7) for key in keys})
+    text = serving.Spec("systemd", options).options_text(plan.Settings(ctx=512, kv="q8_0"))
+    words = [*text.splitlines()[1:], " ".join(options.address())]
+    assert sorted(words) == sorted(
+        ["ctx 512", "kv q8_0", "--listen 127.0.0.1:9 --unix /run/colibri/s", "token-file /etc/t",
+         "allow-host a", "allow-host b", "log json", "hot-swap", "lock", "body 4096", "health-interval 30",
+         *(f"{key.replace('_', '-')} 7" for key in keys if key not in values)]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("service: {listn: 127.0.0.1:1}", "unknown key 'service.listn'; did you mean 'listen'"),
+        ("service: {listen: board.local:80}", "service.listen"),
+        ("service: {listen: none}", "nobody able to ask"),
+        ("service: {unix: /tmp/x.sock}", "service.unix"),
+        ("service: {unix: /run/colibri/../x}", "service.unix"),
+        ("service: {token_file: tokens}", "service.token_file"),
+        ('service: {token_file: "/etc/a b"}', "service.token_file"),
+        ("service: {allow_host: ['a b']}", "service.allow_host"),
+        ("service: {sequences: 33}", "a batch of at least as many"),
+        ("service: {sequences: 65, batch: 256}", "service.sequences"),
+        ("service: {queue: 0}", "service.queue"),
+        ("service: {body: 512}", "service.body"),
+        ("service: {body: 1KiB, drain: 1h}", "service.drain: expected a whole number"),
+        ("service: {watchdog: 1}", "service.watchdog"),
+        ("service: {restart: sometimes}", "service.restart"),
+        ("service: {lock: yes}", "service.lock: expected true or false"),
+        ("weights: fast", "weights"),
+        ("cache_experts: some", "cache_experts"),
+        ("check: {expekt: x}", "did you mean 'expect'"),
+        ("check: {max_new: 513}", "check.max_new"),
+    ],
+)
+def test_wrong_recipes_are_refused_with_their_place(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(f"name: r\nmodel: m.coli\nboard: rpi4\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(str(path))
+    assert told in caught.value.message and f"{path}:4:" in caught.value.message
+
+
+def test_outside_needs_a_token() -> None:
+    found, _ = load_recipe(str(RECIPES / "rpi4-gateway.yaml"))
+    assert found.service is not None
+    bare = found.model_copy(update={"service": found.service.model_copy(update={"token_file": None})})
+    with pytest.raises(UsageError, match="token_file is needed"):
+        job.service_of(load_board("rpi4"), parcel(), SETTINGS, bare)
+    for listen, outside in [
+        ("127.0.0.1:1", False), ("127.8.0.1:1", False), ("[::1]:1", False), ("localhost:1", False),
+        ("none", False), ("0.0.0.0:1", True), ("[::]:1", True), ("10.0.0.1:1", True),
+    ]:  # fmt: skip
+        assert serving.ServeOptions(listen=listen).outside is outside, listen
+    with pytest.raises(UsageError, match="no service manager"):
+        job.service_of(load_board("host"), parcel(), SETTINGS, None)
+
+
+def test_watchdog_outlasts_one_piece_of_a_prompt() -> None:
+    """4 GB: a Pi 4's card reads them in 97.6 s; 32 tokens through them take 34.6 s of its memory."""
+    pi = load_board("rpi4")
+    assert serving.watchdog_seconds(4 * 10**9, pi) == 240  # 30 + 1.5 * 132.2 = 228, in whole minutes
+    assert serving.watchdog_seconds(10**6, pi) == 60
+    assert serving.watchdog_seconds(10**12, pi) == 3600
+    assert spec_of("rpi4-gateway.yaml").watchdog == 600
+    # Three checks of the engine's own are no sooner.
+    for seconds in (2, 60, 61, 240, 3600):
+        assert 3 * serving.self_check_seconds(seconds) >= seconds
+
+
+# ---- what a board's record may say ---------------------------------------------------
+
+
+def test_record_comes_back_as_it_went() -> None:
+    for name in ("rpi4-gateway.yaml", "a53-plc.yaml"):
+        spec = spec_of(name)
+        told = json.loads(json.dumps({"service": spec.as_json()}))
+        assert serving.of_release(told) == spec
+    check = health.Check("say\n'$x'", 9, "y")
+    assert check_of(json.loads(json.dumps({"check": dataclasses.asdict(check)}))) == check
+
+
+def test_tampered_records_put_nothing_into_unit_files() -> None:
+    bad = "x\nExecStartPre=/bin/sh -c reboot"
+    doc = spec_of("rpi4-gateway.yaml").as_json()
+    doc.update(user=bad, restart=bad, memory_max="1", watchdog=-5)
+    doc["options"].update(
+        listen=bad, unix=bad, token_file=bad, allow_host=[bad, "ok", 3], queue=bad, drain=-1, log=bad, lock=1
+    )
+    spec = serving.of_release({"service": doc})
+    assert spec is not None
+    text = rendered(spec).text + spec.options_text(SETTINGS)
+    assert "reboot" not in text and "allow-host ok" in text
+    assert (spec.user, spec.restart, spec.watchdog, spec.options.drain) == ("", "on-failure", 300, 30)
+    for odd in (None, 3, "none", "x", {"kind": "upstart"}, {"kind": bad}, []):
+        assert serving.of_release({"service": odd}) is None
+    old = serving.of_release({"service": "sysv"})
+    assert old is not None and not old.options_file
+    assert check_of({"check": {"prompt": 3, "max_new": True, "expect": None}}) == health.Check()
+
+
+# ---- definitions ----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not here")
+@pytest.mark.parametrize("offload", ["", "/dev/ttyGS0"])
+@pytest.mark.parametrize("name", ["rpi4-gateway.yaml", "a53-plc.yaml"])
+def test_systemd_has_nothing_to_say_against_the_unit(name: str, offload: str, tmp_path: Path) -> None:
+    assert ANALYZE is not None
+    text = rendered(spec_of(name), plan.Settings(budget=GIB, offload=offload)).text
+    unit = tmp_path / "colibri.service"
+    unit.write_text(text.replace("/opt/colibri/current/colibri ", "/bin/true "))
+    done = subprocess.run([ANALYZE, "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    unit.write_text(text.replace("Type=notify", "Type=notifi"))
+    done = subprocess.run([ANALYZE, "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert done.stderr != ""  # it would have said so
+
+
+def test_systemd_unit_follows_the_recipe() -> None:
+    spec = spec_of("rpi4-gateway.yaml")
+    lines = rendered(spec, dataclasses.replace(SETTINGS, offload="/dev/ttyGS0")).text.splitlines()
+    for line in (
+        "Type=notify", "NotifyAccess=main", "WatchdogSec=600", "TimeoutStopSec=75", "Restart=on-failure",
+        "RestartPreventExitStatus=2 3 4 5", "ExecReload=/bin/kill -HUP $MAINPID", "RuntimeDirectory=colibri",
+        "ExecStart=/opt/colibri/current/colibri serve --model /opt/colibri/current/model.coli "
+        "--listen 0.0.0.0:8080 --unix /run/colibri/api.sock --options /opt/colibri/current/serve.options",
+    ):  # fmt: skip
+        assert line in lines
+    # A serial link: no device rules at all, or one that is plugged in later stays locked out.
+    assert not [line for line in lines if line.startswith(("PrivateDevices", "ProtectClock", "Device"))]
+    assert not [line for line in lines if line.startswith("ExecStartPre")]
+    plain = rendered(spec_of("a53-plc.yaml")).text.splitlines()
+    assert {"PrivateDevices=yes", "ProtectClock=yes", "Restart=always"} <= set(plain)
+    assert "Restart=no" in rendered(dataclasses.replace(spec, restart="never")).text.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["openrc", "sysv"])
+def test_init_scripts_leave_keeping_up_to_the_engine(kind: str, tmp_path: Path) -> None:
+    spec = dataclasses.replace(spec_of("rpi4-gateway.yaml"), kind=kind)
+    text = rendered(spec).text
+    assert "--supervise --watchdog 600" in text and "supervise-daemon" not in text
+    assert "HUP" in text and "75" in text
+    assert "--supervise" not in rendered(dataclasses.replace(spec, restart="never")).text
+    file = tmp_path / "script"
+    file.write_text(text)
+    subprocess.run(["sh", "-n", str(file)], check=True)
+
+
+# ---- a service that is waited for -----------------------------------------------------
+
+SPEC = serving.Spec("systemd", serving.ServeOptions(listen="127.0.0.1:9"), user="me", memory_max=GIB)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """time.monotonic and time.sleep of the keeper, without waiting."""
+    now = [1000.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    return now
+
+
+def board(clock: list[float], *, born: float, golden: str = GOLDEN, show: str = "ActiveState=active",
+          text: str = " world", refuses: bool = False) -> FakeTransport:  # fmt: skip
+    """A board whose service answers since ``born`` (by the clock; inf = never)."""
+
+    def ask(call: list[str], _stdin: bytes) -> Completed:
+        clock[0] += 0.1
+        if born > clock[0]:
+            return Completed(
+                1, b"", b"colibri health: error: nobody answers on 127.0.0.1:9: Connection refused"
+            )
+        asked = "--prompt" in call
+        if asked and refuses:
+            return Completed(
+                1, b"", b"colibri health: error: 127.0.0.1:9 refused the prompt with status 500: x"
+            )
+        told = {"uptime_s": clock[0] - born, "golden": golden, "text": text if asked else None}
+        return Completed(0, json.dumps(told).encode())
+
+    return FakeTransport(
+        {
+            "health": ask, "show": Completed(0, show.encode()), "id": Completed(0, b"5"),
+            "cat >": Completed(0), "mv": Completed(0), "systemctl": Completed(0),
+            "journalctl": Completed(0, b'{"event":"x"}\ncolibri serve: error: golden differs\nlast\n'),
+        }
+    )  # fmt: skip
+
+
+def up(transport: FakeTransport, check: health.Check | None = None, timeout: float = 60) -> health.Health:
+    kept = keeper.Keeper(transport, "/opt/colibri", SPEC, SETTINGS)
+    return kept.bring_up("r1", GOLDEN, check or health.Check(), timeout)
+
+
+def test_service_that_comes_up_late_is_waited_for(clock: list[float]) -> None:
+    transport = board(clock, born=1030)
+    assert up(transport) == health.Health(True, "", GOLDEN)
+    asked = [c for c in transport.calls if "health" in c]
+    assert asked[0][:5] == ["/opt/colibri/releases/r1/colibri", "health", "--json", "--listen", "127.0.0.1:9"]
+    assert "--prompt" in asked[-1] and len(asked) < 40
+
+
+def test_an_old_process_or_another_model_is_not_this_release(clock: list[float]) -> None:
+    old = up(board(clock, born=900), timeout=20)
+    assert not old.ok and "old answers, not the one just started" in old.reason
+    other = up(board(clock, born=clock[0] + 1, golden="cd" * 32))
+    assert not other.ok and "golden cdcdcdcdcdcd, r1 has abababababab" in other.reason
+    mute = up(board(clock, born=clock[0] + 1, refuses=True))
+    assert not mute.ok and "gave no token" in mute.reason and "status 500" in mute.reason
+    wrong = up(board(clock, born=clock[0] + 1, text=" moon"), health.Check("hello", 2, "world"))
+    assert not wrong.ok and "' moon', without 'world'" in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("show", "told"),
+    [
+        ("ActiveState=failed\nResult=exit-code\nExecMainStatus=5", "status 5 (its golden does not match)"),
+        (
+            "ActiveState=activating\nSubState=auto-restart\nResult=exit-code\nExecMainStatus=1",
+            "status 1 (an error",
+        ),
+        (
+            "ActiveState=activating\nSubState=start\nNRestarts=2\nResult=oom-kill\nExecMainStatus=9",
+            "out of memory",
+        ),
+        ("ActiveState=failed\nResult=watchdog\nExecMainStatus=9", "the watchdog killed it"),
+        ("ActiveState=failed\nResult=signal\nExecMainStatus=11", "signal 11"),
+        ("ActiveState=inactive\nResult=success\nExecMainStatus=0", "has ended"),
+    ],
+)
+def test_service_that_fell_is_not_waited_for(show: str, told: str, clock: list[float]) -> None:
+    well = up(board(clock, born=float("inf"), show=show), timeout=3600)
+    assert not well.ok and told in well.reason
+    assert well.reason.endswith("it said: colibri serve: error: golden differs")
+    assert clock[0] < 1030
+
+
+def test_service_that_never_answers_has_its_time(clock: list[float]) -> None:
+    well = up(board(clock, born=float("inf"), show="ActiveState=activating\nSubState=start"), timeout=300)
+    assert not well.ok and "not well within 300 s: nobody answers" in well.reason
+    assert 1300 <= clock[0] < 1310
+
+
+# ---- users, tokens, devices -----------------------------------------------------------
+
+
+def in_shell(tools: dict[str, str], tmp_path: Path) -> Callable[[list[str], bytes], Completed]:
+    """Runs a command here, with these programs first in PATH."""
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def run(call: list[str], _stdin: bytes) -> Completed:
+        done = subprocess.run(
+            ["sh", "-c", sh_join(call)], capture_output=True, check=False,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        )  # fmt: skip
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def test_user_is_made_where_it_is_missing(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    tools = {"id": f"[ -f {made} ] && echo 7 || exit 1", "useradd": f'echo "$@" > {made}'}
+    run = in_shell(tools, tmp_path)
+    assert install.user(FakeTransport({"": run})) == "colibri"
+    assert made.read_text().split()[-1] == "colibri" and "--system" in made.read_text()
+    made.unlink()
+    in_shell({"useradd": "exit 1"}, tmp_path)
+    assert install.user(FakeTransport({"": run})) == "nobody"
+    with pytest.raises(PreflightError, match="no user gateway"):
+        install.user(FakeTransport({"": run}), "gateway")
+
+
+def test_device_group(tmp_path: Path) -> None:
+    device = tmp_path / "ttyX"
+    device.touch()
+    run = in_shell({"ls": "echo 'crw-rw---- 1 root plugdev 166, 0 Jan 1 x'"}, tmp_path)
+    # Only paths under /dev are devices: the script is run by itself for one that is here.
+    text = install._DEVICE_GROUP
+    done = subprocess.run(["sh", "-c", text, "sh", str(device)], capture_output=True, text=True, check=True,
+                          env={"PATH": f"{tmp_path}:/usr/bin:/bin"})  # fmt: skip
+    assert done.stdout == "plugdev\n"
+    assert install.groups(FakeTransport({"": run}), "tty:/dev/no-such-tty@921600") == ("dialout",)
+    assert install.groups(FakeTransport(), "tcp:10.0.0.1:7") == ()
+    assert install.groups(FakeTransport(), "") == ()
+
+
+def test_leaving_a_service_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr(keeper, "remove", lambda _t, _p, kind: gone.append(kind))
+    board = FakeTransport()
+    back.leave(board, "/p", None, None)
+    back.leave(board, "/p", "systemd", SPEC)
+    assert gone == []
+    back.leave(board, "/p", "systemd", None)
+    back.leave(board, "/p", "sysv", SPEC)
+    assert gone == ["systemd", "sysv"]
+
+
+def test_content_tells_services_apart() -> None:
+    engine = Part("colibri", Path("e"), 1, "22" * 32)
+    one = spec_of("rpi4-gateway.yaml")
+    two = dataclasses.replace(one, options=dataclasses.replace(one.options, queue=9))
+    ids = {plan.content_id(engine, parcel(), SETTINGS, s) for s in (None, one.as_json(), two.as_json())}
+    assert len(ids) == 3
+    assert act.settings_of({}) == plan.Settings()

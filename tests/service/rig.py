@@ -18,6 +18,11 @@ from types import TracebackType
 from typing import Any
 
 import engine_build as eb
+import hostile
+
+#: "address" or "thread": all services of a test run are built so
+SANITIZE = os.environ.get("COLIBRI_SANITIZE", "")
+REPORTS = ("AddressSanitizer", "LeakSanitizer", "ThreadSanitizer", "runtime error:")
 
 CHATML = {
     "template": "parts",
@@ -39,17 +44,32 @@ def with_chat(model: Path, out: Path, **changes: Any) -> Path:
     return out
 
 
-class Service:
-    """A running service. ``log()`` are its JSON lines so far."""
+def tool(sanitizer: str = "") -> Path:
+    """`colibri`, with AddressSanitizer and UndefinedBehaviorSanitizer, or with ThreadSanitizer."""
+    if not sanitizer:
+        return eb.tool()
+    extra, link = hostile.SANITIZE[sanitizer]
+    sources = [*eb.engine_sources(), *eb.cli_sources()]
+    return eb._link(sources, (*eb._macros(), *extra), link, f"colibri-{sanitizer}")
 
-    def __init__(self, model: Path, *options: str, env: dict[str, str] | None = None) -> None:
+
+class Service:
+    """A running service. ``log()`` are its JSON lines so far.
+
+    A sanitizer's report in its journal fails the test when the service ends.
+    """
+
+    def __init__(
+        self, model: Path, *options: str, env: dict[str, str] | None = None, sanitizer: str = SANITIZE
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="colibri-serve-"))
         self.journal = self.folder / "journal"
         listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
-        command = [str(eb.tool()), "serve", "--model", str(model), "--log", "json", "--threads", "1"]
+        more = {**(hostile.ENV if sanitizer else {}), **(env or {})}
+        command = [str(tool(sanitizer)), "serve", "--model", str(model), "--log", "json", "--threads", "1"]
         with self.journal.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *listen, *options], stderr=out, env={**os.environ, **(env or {})}
+                [*command, *listen, *options], stderr=out, env={**os.environ, **more}
             )
         self.port = 0
 
@@ -67,7 +87,9 @@ class Service:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        said = self.journal.read_text(errors="replace")
         shutil.rmtree(self.folder, ignore_errors=True)
+        assert not any(word in said for word in REPORTS), said[-6000:]
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
         """Whole lines that are JSON; those of one event if it is named."""

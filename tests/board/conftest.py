@@ -72,6 +72,12 @@ def granite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of one geometry and other weights, 6 MB each."""
+    return virtual.tiny_models(tmp_path_factory.mktemp("twins"), 2)
+
+
+@pytest.fixture(scope="session")
 def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stand-in engine that can serve."""
     return virtual.compile_standin(tmp_path_factory.mktemp("standin") / "engine")

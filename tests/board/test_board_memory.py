@@ -37,6 +37,7 @@ wait $p || { cat /data/said; exit 1; }
 def folder(tmp_path_factory: pytest.TempPathFactory, a53_engine: Path) -> Path:
     """What the data disk begins with: the model, the board's engine, token ids."""
     out = tmp_path_factory.mktemp("wide")
+    (out / "data").mkdir()
     source = make_olmoe.write(out / "wide.gguf", "wide")
     ran = kit("convert", source, "-o", out / "data" / "m.coli", timeout=800)
     assert ran.rc == 0, ran.err

@@ -18,9 +18,7 @@ from pathlib import Path
 
 import pytest
 from served import ask, complete, golden, wait_active
-from virtual import board, command, good, kit
-
-from tests.memory import make_olmoe
+from virtual import board, command, good, tiny_models
 
 pytestmark = pytest.mark.timeout(900)  # an emulated board on a busy machine is slow
 
@@ -93,21 +91,10 @@ class Cuts:
         self.on = number
 
 
-def models(folder: Path) -> list[Path]:
-    """Four that differ in every shard: two are kept on the board, so that each is sent anew."""
-    made = []
-    for seed in range(4):
-        source = make_olmoe.write(folder / f"{seed}.gguf", "tiny", seed)
-        made.append(folder / f"{seed}.coli")
-        ran = kit("convert", source, "-o", made[-1])
-        assert ran.rc == 0, ran.err
-        source.unlink()
-    return made
-
-
 @pytest.fixture(scope="module")
 def cuts(board_dir: Path, a53_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cuts]:
-    made = Cuts(models(tmp_path_factory.mktemp("models")), a53_engine)
+    # Four that differ in every shard: two are kept on the board, so that each is sent anew.
+    made = Cuts(tiny_models(tmp_path_factory.mktemp("models"), 4), a53_engine)
     with board(BOARD[0], BOARD[2], *BOARD[3:]):
         made.finish(0)  # the first one installs the unit
         run = Deploy(made.models[1], made.engine)
@@ -126,7 +113,7 @@ def test_a_power_cut_never_leaves_an_unwell_release(cuts: Cuts, turn: int) -> No
     phase = run.phase
     good("board", "down", "power", "--power-cut")
     rc = run.wait()
-    assert rc in ((0,) if phase == "after" else (0, 7)), run.said
+    assert rc in ((0,) if phase == "after" else (0, 4, 7)), run.said
     cuts.met[phase] += 1
 
     good("board", "up", *BOARD)

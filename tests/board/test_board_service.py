@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,36 @@ def test_stopped_the_watchdog_brings_it_back(served: dict[str, Any], olmoe: Path
         inside("unit", "rm -r /run/systemd/system/colibri.service.d && systemctl daemon-reload", user="root")
 
 
-def test_reload_takes_the_other_release_without_a_restart(
-    served: dict[str, Any], olmoe: Path, granite: Path, a53_engine: Path
-) -> None:
-    """`systemctl reload` is SIGHUP: the process stays. With --hot-swap it follows `current`."""
+def test_reload_keeps_the_process(served: dict[str, Any], olmoe: Path) -> None:
     before = wait_active("unit")
     inside("unit", "systemctl reload colibri", user="root")
-    assert active("unit")["MainPID"] == before["MainPID"]
+    assert wait_active("unit")["MainPID"] == before["MainPID"]
     answers(olmoe)
+
+
+def test_reload_with_hot_swap_follows_current(
+    served: dict[str, Any], twins: list[Path], a53_engine: Path, tmp_path: Path
+) -> None:
+    """`systemctl reload` is SIGHUP: the weights that ``current`` names now, in the same process."""
+    recipe = tmp_path / "hot.yaml"
+    releases = []
+    for model in twins:
+        recipe.write_text(
+            f"name: hot\nmodel: {model}\nboard: virt-a53\nbudget: 64MiB\nservice: {{hot_swap: true}}\n"
+        )
+        releases.append(good("deploy", "root@@unit", recipe, "--engine", a53_engine)["release"])
+    before = wait_active("unit")
+    answers(twins[1])
+    for number in (0, 1):
+        switch = f"cd /opt/colibri && ln -sfn releases/{releases[number]} current && systemctl reload colibri"
+        inside("unit", switch, user="root")
+        wanted = golden(twins[number])
+        end = time.monotonic() + 120
+        while not wanted.startswith(complete("unit", PROMPT)[1]):
+            assert time.monotonic() < end, journal("unit")
+        answers(twins[number])
+    after = active("unit")
+    assert (after["MainPID"], after["NRestarts"]) == (before["MainPID"], before["NRestarts"])
 
 
 def test_another_release_replaces_it_and_goes_back(

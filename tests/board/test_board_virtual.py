@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import served
 from virtual import alive, board, good, inside, kit
 
 
@@ -137,3 +138,22 @@ def test_instruction_time_makes_the_probe_repeat(board_dir: Path, olmoe: Path, a
         for name in ("token_ns", "route_ns", "first_token_ns"):
             assert second[name]["p50"] == pytest.approx(first[name]["p50"], rel=0.002)
         assert first["route_ns"]["p99"] < 1.2 * first["route_ns"]["p50"]
+
+
+def test_a_service_under_systemd_outlives_a_kill_and_a_reboot(
+    board_dir: Path, olmoe: Path, a53_engine: Path
+) -> None:
+    """The real engine as the real unit. (Watchdog, reload, limits: test_board_service.py.)"""
+    with board("virt-a53", "kept", "--init", "systemd", "--ram", "256MiB"):
+        words = ("--engine", a53_engine, "--budget", "64MiB", "--service")
+        done = good("deploy", "--board", "virt-a53", "root@@kept", olmoe, *words)
+        text = good("run", olmoe, "--prompt", "ab", "-n", 4)["text"]
+        first = served.wait_active("kept")
+        assert served.complete("kept", "ab") == (text, done["golden"][:12])
+        inside("kept", f"kill -9 {first['MainPID']}", user="root")
+        assert served.wait_active("kept", not_pid=first["MainPID"])["NRestarts"] == "1"
+        boot = inside("kept", served.BOOT_ID, user="root")
+        inside("kept", "systemctl --no-block reboot", user="root")
+        served.wait_rebooted("kept", boot)
+        served.wait_active("kept")
+        assert served.complete("kept", "ab") == (text, done["golden"][:12])

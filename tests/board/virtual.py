@@ -70,6 +70,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+def tiny_models(folder: Path, count: int) -> list[Path]:
+    """Models of one geometry, 6 MB each, that differ in every shard."""
+    from tests.memory import make_olmoe
+
+    made = []
+    for seed in range(count):
+        source = make_olmoe.write(folder / f"{seed}.gguf", "tiny", seed)
+        made.append(folder / f"{seed}.coli")
+        ran = kit("convert", source, "-o", made[-1])
+        assert ran.rc == 0, ran.err
+        source.unlink()
+    return made
+
+
 def compile_standin(out: Path, *flags: str) -> Path:
     """The stand-in engine with `serve`, for a 64-bit ARM board."""
     subprocess.run(

@@ -334,7 +334,7 @@ static int greet(struct cb_offload *o)
         return 0;
     }
     o->exec_index = 0;
-    o->limit = o->peer.window;
+    o->limit = o->peer.window < INT32_MAX ? o->peer.window : INT32_MAX; /* compared as signed */
     o->starved_ns = 0;
     return 1;
 }

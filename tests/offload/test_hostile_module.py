@@ -225,20 +225,30 @@ def serve(tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
-def greet(near: socket.socket, after: Callable[[Frame], None]) -> None:
+def greet(near: socket.socket, after: Callable[[Frame], object], window: int = 16) -> None:
     """Answers HELLO with the board's own words, PINGs with PONG; the rest goes to ``after``."""
     reader = frames.Reader()
     while data := near.recv(65536):
         for frame in reader.feed(data):
             if frame.type == HELLO:
                 mine = replace(
-                    frames.Hello.unpack(frame.payload), role=1, window=16, max_token=64, max_row=512
+                    frames.Hello.unpack(frame.payload), role=1, window=window, max_token=64, max_row=512
                 )
                 near.sendall(Frame(HELLO, 1, frame.seq, mine.pack()).pack())
             elif frame.type == PING:
                 near.sendall(Frame(PONG, 1, frame.seq, struct.pack("<I", 16) + frame.payload).pack())
             else:
                 after(frame)
+
+
+@pytest.mark.parametrize("window", [1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+def test_any_window(window: int, model: Path, serve: Any, tokens: list[int], want: Any) -> None:
+    """Compared as signed numbers, 4 billion EXECs would be none."""
+    execs: list[Frame] = []
+    _, path = serve(lambda near: greet(near, execs.append, window))
+    with linked(model, path, offload_deadline_ms=200) as engine:
+        same(engine, tokens[:2], want[:2])
+    assert execs and execs[0].type == frames.EXEC
 
 
 def bomb(size: int) -> bytes:

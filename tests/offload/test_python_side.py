@@ -192,34 +192,6 @@ def test_document_and_code_agree() -> None:
     assert "144 bytes" in text
 
 
-def test_routing_decision_is_small(convert: Any, module: Any, tmp_path: Path) -> None:  # noqa: F811
-    """What one decoded token sends, beyond its activations, is below 1 KB for every family's top-k."""
-    for used in (1, 2, 8, 16, 64):
-        decision = 28 + 16 + 8 * used
-        assert decision < 1024
-    # And measured: bytes that arrive at a module for one token, one layer.
-    from colibri_kit.native import Engine
-
-    seen: list[int] = []
-    model, there = convert(reference("olmoe", "q4_k_m").gguf), tmp_path / "s"
-    module(model, "--listen", f"unix:{there}")
-    from .faulty import TO_MODULE, FaultyRelay
-
-    def note(frame: frames.Frame) -> list[bytes | float | None]:
-        seen.append(len(frame.payload))
-        return [frame.pack()]
-
-    relay = FaultyRelay(tmp_path / "r", there, frames.EXEC, TO_MODULE, note, range(1 << 30))
-    try:
-        with Engine(model, threads=1, offload=f"unix:{tmp_path}/r", offload_share=100) as engine:
-            engine.eval([1])
-            engine.eval([2])
-    finally:
-        relay.close()
-    used = 2
-    assert seen[1:] and set(seen[1:]) == {-(-(16 + 8 * used) // 16) * 16 + 292}
-
-
 def test_recipe_and_release_carry_the_link() -> None:
     from pydantic import ValidationError
 

@@ -165,12 +165,17 @@ static const uint8_t *excluded(struct cb_chunk *c)
     return e->w.exclude;
 }
 
-static void count_route(struct cb_counters *n, const struct cb_route *r, uint32_t used)
+static void count_route(struct cb_engine *e, uint32_t t, const struct cb_route *r)
 {
+    struct cb_counters *n = &e->counters;
+    struct cb_lossy *mine = &e->lossy[e->w.place[t].seq];
+    int extra = r->n > e->rel->m.n_used;
     n->routes++;
     n->recomputed += (uint64_t)r->recomputed;
     n->degraded += (uint64_t)r->passed_over;
-    n->extra += r->n > used;
+    mine->degraded += (uint64_t)r->passed_over;
+    n->extra += (uint64_t)extra;
+    mine->extra += (uint64_t)extra;
 }
 
 /* Chooses from the logits in w.route; these are kept for another round, since
@@ -200,7 +205,7 @@ static int choose(struct cb_chunk *c, struct cb_err *err)
             chosen[k] = k < r.n ? w->guess_chosen[k] : -1;
             w->weight[(size_t)t * K + k] = k < r.n ? w->guess_weight[k] : 0.0f;
         }
-        count_route(&e->counters, &r, e->rel->m.n_used);
+        count_route(e, t, &r);
     }
     return 0;
 }
@@ -294,6 +299,7 @@ static uint32_t leave_out_misses(struct cb_chunk *c, uint32_t n, int32_t *missin
             if (w->chosen[p] == (int32_t)w->distinct[i]) {
                 w->chosen[p] = -1;
                 e->counters.zeros++;
+                e->lossy[w->place[p / e->used_max].seq].zeros++;
             }
     }
     return *n_missing > 0 ? distinct_experts(c) : n;

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 #define CB_VERSION "0.1.0"
-#define CB_ABI 4u /* raised whenever a struct below changes */
+#define CB_ABI 5u /* raised whenever a struct below changes */
 
 enum cb_code {
     CB_OK = 0,
@@ -182,6 +182,7 @@ struct cb_step {
     const int32_t *tokens;   /* [n] */
     uint32_t n;              /* 1 in decode; a piece of the prompt in prefill */
     const float *logits;     /* out: [n_vocab] after the last token, valid until the next call */
+    uint64_t degraded, zeros, extra; /* out: as in cb_counters, of these tokens alone */
 };
 /* The steps' n together are at most opt.batch; a sequence stands in one step
  * at most; n_step <= opt.sequences. On an error no position moves. */

@@ -97,6 +97,11 @@ struct cb_release {
 
 struct cb_offload;
 
+/* What made rows other than the model's own; see cb_counters. */
+struct cb_lossy {
+    uint64_t degraded, zeros, extra;
+};
+
 struct cb_engine {
     struct cb_options opt;   /* with the defaults filled in; model_dir is NULL */
     struct cb_kernels kern;
@@ -118,6 +123,7 @@ struct cb_engine {
     struct cb_offload *offload; /* NULL = no link asked for */
     uint32_t *pos;           /* [sequences] tokens in each KV cache */
     struct cb_counters counters;
+    struct cb_lossy lossy[CB_SEQ_MAX]; /* of each sequence in this cb_run */
     uint64_t *route_ns;      /* [n_moe_layer] of the last cb_eval */
     int32_t *last_experts;   /* [n_moe_layer][K] */
     float *last_weights;     /* [n_moe_layer][K] */

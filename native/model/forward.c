@@ -331,6 +331,10 @@ static int step_logits(struct cb_chunk *c, struct cb_step *step, uint32_t n_step
     }
     int rc = head_rows(c, 0, n_step, err);
     for (uint32_t i = 0; rc == 0 && i < n_step; i++) {
+        const struct cb_lossy *lossy = &e->lossy[step[i].seq];
+        step[i].degraded = lossy->degraded;
+        step[i].zeros = lossy->zeros;
+        step[i].extra = lossy->extra;
         step[i].logits = e->w.logits + (size_t)i * V;
         e->pos[step[i].seq] += step[i].n;
     }
@@ -346,6 +350,7 @@ int cb_run(struct cb_engine *e, struct cb_step *step, uint32_t n_step, struct cb
     uint64_t start = cb_os_now_ns();
     struct cb_chunk c = {e, n_row, 0, 0};
     memset(e->route_ns, 0, e->store.n_layer * sizeof *e->route_ns);
+    memset(e->lossy, 0, sizeof e->lossy);
     atomic_store(&e->watch.began_ns, start);
     for (uint32_t i = 0; i < n_step; row += step[i++].n) {
         place_rows(e, row, step[i].seq, step[i].n);

@@ -24,16 +24,37 @@ static void head(struct cb_buf *b, const char *name, const char *type, const cha
     cb_buf_fmt(b, "# HELP colibri_%s %s\n# TYPE colibri_%s %s\n", name, help, name, type);
 }
 
-static void count(struct cb_buf *b, const char *name, const char *help, uint64_t v)
+/* Figures of one kind, in a table. */
+struct count {
+    const char *name, *help;
+    uint64_t n;
+};
+struct gauge {
+    const char *name, *help;
+    double v;
+};
+#define ROWS(table) (table), sizeof(table) / sizeof((table)[0])
+
+static void counts(struct cb_buf *b, const struct count *row, size_t n)
 {
-    head(b, name, "counter", help);
-    cb_buf_fmt(b, "colibri_%s %llu\n", name, (unsigned long long)v);
+    for (size_t i = 0; i < n; i++) {
+        head(b, row[i].name, "counter", row[i].help);
+        cb_buf_fmt(b, "colibri_%s %llu\n", row[i].name, (unsigned long long)row[i].n);
+    }
 }
 
-static void gauge(struct cb_buf *b, const char *name, const char *help, double v)
+static void gauges(struct cb_buf *b, const struct gauge *row, size_t n)
 {
-    head(b, name, "gauge", help);
-    cb_buf_fmt(b, "colibri_%s %.15g\n", name, v);
+    for (size_t i = 0; i < n; i++) {
+        head(b, row[i].name, "gauge", row[i].help);
+        cb_buf_fmt(b, "colibri_%s %.15g\n", row[i].name, row[i].v);
+    }
+}
+
+static void seconds(struct cb_buf *b, const char *name, const char *help, uint64_t ns)
+{
+    head(b, name, "counter", help);
+    cb_buf_fmt(b, "colibri_%s %.9f\n", name, (double)ns / 1e9);
 }
 
 static void hist(struct cb_buf *b, const char *name, const char *help, const struct cb_hist *h)
@@ -65,67 +86,70 @@ static void answers(const struct cb_server *s, struct cb_buf *b)
 static void requests(const struct cb_server *s, struct cb_buf *b)
 {
     const struct cb_metrics *m = &s->m;
-    count(b, "tokens_prompt_total", "prompt tokens taken", m->tokens_prompt);
-    count(b, "tokens_answer_total", "tokens generated", m->tokens_answer);
-    gauge(b, "tokens_per_second", "tokens generated a second, lately", s->speed);
+    const struct count all[] = {
+        {"tokens_prompt_total", "prompt tokens taken", m->tokens_prompt},
+        {"tokens_answer_total", "tokens generated", m->tokens_answer},
+        {"cancelled_total", "requests whose client left", m->cancelled},
+        {"queue_full_total", "requests refused with 429", m->queue_full},
+        {"deadline_exceeded_total", "requests over their deadline", m->expired},
+        {"unauthorised_total", "requests without a right token", m->unauthorised},
+        {"host_refused_total", "requests under a foreign Host or Origin", m->bad_host},
+        {"malformed_total", "requests that are not HTTP as served here", m->malformed},
+        {"timeouts_total", "connections that were too slow", m->timeouts},
+        {"connections_total", "connections taken", m->accepted},
+        {"connections_refused_total", "connections turned away: none was free", m->turned_away},
+        {"degraded_answers_total", "answers without an unhealthy expert", m->degraded_answers},
+        {"zeros_answers_total", "answers with experts left out", m->zeros_answers},
+        {"extra_answers_total", "answers with additional experts", m->extra_answers},
+        {"failed_expert_answers_total", "requests failed by an expert", m->failed_experts},
+        {"swaps_refused_total", "releases refused", m->swaps_refused},
+    };
+    counts(b, ROWS(all));
     hist(b, "queue_seconds", "arrival to the first computation", &m->queue);
     hist(b, "first_token_seconds", "arrival to the first token", &m->first);
     hist(b, "request_seconds", "arrival to the last token of whole answers", &m->total);
     hist(b, "step_seconds", "one step of decoding, all sequences together", &m->token);
-    count(b, "cancelled_total", "requests whose client left", m->cancelled);
-    count(b, "queue_full_total", "requests refused with 429", m->queue_full);
-    count(b, "deadline_exceeded_total", "requests over their deadline", m->expired);
-    count(b, "unauthorised_total", "requests without a right token", m->unauthorised);
-    count(b, "host_refused_total", "requests under a foreign Host or Origin", m->bad_host);
-    count(b, "malformed_total", "requests that are not HTTP as served here", m->malformed);
-    count(b, "timeouts_total", "connections that were too slow", m->timeouts);
-    count(b, "connections_total", "connections taken", m->accepted);
-    count(b, "connections_refused_total", "connections turned away: none was free", m->turned_away);
 }
 
 /* Under the lock. */
-static void engine(const struct cb_server *s, struct cb_buf *b)
+static void engine(const struct cb_counters *c, struct cb_buf *b)
 {
-    const struct cb_counters *c = &s->counters;
-    const struct cb_metrics *m = &s->m;
-    count(b, "degraded_answers_total", "answers without an unhealthy expert", m->degraded_answers);
-    count(b, "zeros_answers_total", "answers with experts left out", m->zeros_answers);
-    count(b, "extra_answers_total", "answers with additional experts", m->extra_answers);
-    count(b, "failed_expert_answers_total", "requests failed by an expert", m->failed_experts);
-    count(b, "degraded_total", "routings that passed over an unhealthy expert", c->degraded);
-    count(b, "zeros_total", "expert outputs left out", c->zeros);
-    count(b, "extra_total", "routings with one more expert", c->extra);
-    gauge(b, "unhealthy_experts", "experts that cannot be used", (double)c->unhealthy);
-    count(b, "expert_hits_total", "experts found in memory", c->hits);
-    count(b, "expert_misses_total", "experts that had to be read", c->misses);
-    count(b, "expert_evictions_total", "experts that gave up their slot", c->evictions);
-    count(b, "expert_bytes_read_total", "bytes read for experts", c->bytes_read);
-    count(b, "expert_retries_total", "experts read a second time", c->retries);
-    head(b, "expert_wait_seconds_total", "counter", "time that computing waited for experts");
-    cb_buf_fmt(b, "colibri_expert_wait_seconds_total %.9f\n", (double)c->ns_wait / 1e9);
-    count(b, "routes_total", "routings", c->routes);
-    count(b, "routes_recomputed_total", "routings computed again in full", c->recomputed);
-    count(b, "stuck_tokens_total", "tokens over their deadline", c->stuck);
-    count(b, "swaps_total", "releases taken over", c->swaps);
-    count(b, "swaps_refused_total", "releases refused", m->swaps_refused);
+    const struct count all[] = {
+        {"degraded_total", "routings that passed over an unhealthy expert", c->degraded},
+        {"zeros_total", "expert outputs left out", c->zeros},
+        {"extra_total", "routings with one more expert", c->extra},
+        {"expert_hits_total", "experts found in memory", c->hits},
+        {"expert_misses_total", "experts that had to be read", c->misses},
+        {"expert_evictions_total", "experts that gave up their slot", c->evictions},
+        {"expert_bytes_read_total", "bytes read for experts", c->bytes_read},
+        {"expert_retries_total", "experts read a second time", c->retries},
+        {"routes_total", "routings", c->routes},
+        {"routes_recomputed_total", "routings computed again in full", c->recomputed},
+        {"stuck_tokens_total", "tokens over their deadline", c->stuck},
+        {"swaps_total", "releases taken over", c->swaps},
+    };
+    counts(b, ROWS(all));
+    seconds(b, "expert_wait_seconds_total", "time that computing waited for experts", c->ns_wait);
+}
+
+static void memory(const struct cb_server *s, struct cb_buf *b)
+{
     head(b, "memory_bytes", "gauge", "the memory ledger");
     for (int i = 0; i < CB_L_COUNT; i++)
         cb_buf_fmt(b, "colibri_memory_bytes{line=\"%s\"} %llu\n", cb_ledger_name(i),
                    (unsigned long long)s->ledger.bytes[i]);
-    gauge(b, "memory_planned_bytes", "sum of the ledger", (double)s->ledger.total);
-    gauge(b, "memory_budget_bytes", "what it may take", (double)s->ledger.budget);
-    gauge(b, "expert_slots", "slots for experts", (double)s->ledger.slots);
 }
 
 /* All zero without a link. */
 static void offload(const struct cb_counters *c, struct cb_buf *b)
 {
-    count(b, "offload_experts_total", "experts computed at the other end", c->offload_experts);
-    count(b, "offload_local_total", "sent away, computed here after all", c->offload_local);
-    count(b, "offload_bytes_out_total", "bytes sent over the link", c->offload_bytes_out);
-    count(b, "offload_bytes_in_total", "bytes received over it", c->offload_bytes_in);
-    count(b, "offload_connects_total", "greetings that succeeded", c->offload_connects);
-    head(b, "offload_trouble_total", "counter", "what went wrong on the link; never the answer");
+    const struct count all[] = {
+        {"offload_experts_total", "experts computed at the other end", c->offload_experts},
+        {"offload_local_total", "sent away, computed here after all", c->offload_local},
+        {"offload_bytes_out_total", "bytes sent over the link", c->offload_bytes_out},
+        {"offload_bytes_in_total", "bytes received over it", c->offload_bytes_in},
+        {"offload_connects_total", "greetings that succeeded", c->offload_connects},
+    };
     const struct {
         const char *kind;
         uint64_t n;
@@ -134,18 +158,21 @@ static void offload(const struct cb_counters *c, struct cb_buf *b)
         {"crc", c->offload_crc}, {"garbage", c->offload_garbage}, {"gaps", c->offload_gaps},
         {"refused", c->offload_refused}, {"errors", c->offload_errors}, {"wrong", c->offload_wrong},
     };
+    counts(b, ROWS(all));
+    head(b, "offload_trouble_total", "counter", "what went wrong on the link; never the answer");
     for (size_t i = 0; i < sizeof trouble / sizeof trouble[0]; i++)
         cb_buf_fmt(b, "colibri_offload_trouble_total{kind=\"%s\"} %llu\n", trouble[i].kind,
                    (unsigned long long)trouble[i].n);
-    head(b, "offload_wait_seconds_total", "counter", "time that layers waited for the link");
-    cb_buf_fmt(b, "colibri_offload_wait_seconds_total %.9f\n", (double)c->ns_offload_wait / 1e9);
+    seconds(b, "offload_wait_seconds_total", "time that layers waited for the link",
+            c->ns_offload_wait);
 }
 
 static void machine(struct cb_buf *b)
 {
     struct cb_machine m;
     cb_machine_read(&m);
-    gauge(b, "resident_anonymous_bytes", "RssAnon of the process", (double)m.rss_anon);
+    const struct gauge rss = {"resident_anonymous_bytes", "RssAnon of the process", (double)m.rss_anon};
+    gauges(b, &rss, 1);
     head(b, "temperature_celsius", "gauge", "thermal zones");
     for (uint32_t i = 0; i < m.n_zone; i++) {
         cb_buf_fmt(b, "colibri_temperature_celsius{zone=\"%u\",type=", i);
@@ -158,17 +185,26 @@ void cb_status_metrics(struct cb_server *s, struct cb_buf *b)
 {
     struct cb_load l;
     cb_queue_load(s, &l);
-    gauge(b, "up_seconds", "since the start", (double)(cb_os_now_ns() - s->t_open) / 1e9);
-    gauge(b, "requests_active", "requests being computed", l.active);
-    gauge(b, "requests_queued", "requests that wait", l.queued);
-    gauge(b, "requests_draining", "answers computed and not yet read", l.draining);
-    gauge(b, "prefill_tokens_done", "of the prompts under way", l.prompt_done);
-    gauge(b, "prefill_tokens", "of the prompts under way", l.prompt_total);
-    gauge(b, "failed_checks", "self-checks failed in a row", s->health_failed);
     answers(s, b);
     pthread_mutex_lock(&s->lock);
+    const struct gauge all[] = {
+        {"up_seconds", "since the start", (double)(cb_os_now_ns() - s->t_open) / 1e9},
+        {"requests_active", "requests being computed", l.active},
+        {"requests_queued", "requests that wait", l.queued},
+        {"requests_draining", "answers computed and not yet read", l.draining},
+        {"prefill_tokens_done", "of the prompts under way", l.prompt_done},
+        {"prefill_tokens", "of the prompts under way", l.prompt_total},
+        {"failed_checks", "self-checks failed in a row", s->health_failed},
+        {"tokens_per_second", "tokens generated a second, lately", s->speed},
+        {"unhealthy_experts", "experts that cannot be used", (double)s->counters.unhealthy},
+        {"memory_planned_bytes", "sum of the ledger", (double)s->ledger.total},
+        {"memory_budget_bytes", "what it may take", (double)s->ledger.budget},
+        {"expert_slots", "slots for experts", (double)s->ledger.slots},
+    };
+    gauges(b, ROWS(all));
     requests(s, b);
-    engine(s, b);
+    engine(&s->counters, b);
+    memory(s, b);
     offload(&s->counters, b);
     pthread_mutex_unlock(&s->lock);
     machine(b);

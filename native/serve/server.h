@@ -80,7 +80,8 @@ struct cb_server {
     uint64_t next_number;
     struct cb_req *seq_req[CB_SEQ_MAX]; /* the worker's: who holds which KV cache */
     struct cb_step step[CB_SEQ_MAX];
-    struct cb_counters counters;   /* copy, under the lock */
+    struct cb_counters counters;   /* copy, under the lock; unhealthy: of the release in use */
+    uint64_t unhealthy_gone;       /* the worker's: experts that failed in other releases */
     uint32_t *heat;                /* [n_moe_layer][n_expert], under the lock */
     int stop, draining, swap_wanted, swapping;
     uint64_t t_swap;

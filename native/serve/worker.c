@@ -190,7 +190,7 @@ static uint32_t plan_steps(struct cb_server *s)
         if (r == NULL)
             continue;
         if (r->state == CB_REQ_DECODE) {
-            s->step[n++] = (struct cb_step){q, r->ids + r->n_ids - 1, 1, NULL};
+            s->step[n++] = (struct cb_step){.seq = q, .tokens = r->ids + r->n_ids - 1, .n = 1};
             left--;
         } else if (oldest == NULL || r->number < oldest->number) {
             oldest = r;
@@ -198,8 +198,8 @@ static uint32_t plan_steps(struct cb_server *s)
     }
     if (oldest != NULL && left > 0) {
         uint32_t rest = oldest->n_prompt - oldest->n_done;
-        s->step[n++] = (struct cb_step){oldest->seq, oldest->ids + oldest->n_done,
-                                        rest < left ? rest : left, NULL};
+        s->step[n++] = (struct cb_step){.seq = oldest->seq, .tokens = oldest->ids + oldest->n_done,
+                                        .n = rest < left ? rest : left};
     }
     return n;
 }
@@ -288,19 +288,25 @@ static void after_step(struct cb_server *s, const struct cb_step *st)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Under the lock. Experts that failed in a release that is gone are not missing now. */
+static void take_counters(struct cb_server *s)
+{
+    cb_engine_counters(s->e, &s->counters);
+    s->counters.unhealthy -= s->unhealthy_gone;
+}
+
 /* Counters, the heat map, and what made these answers other than the model's. */
 static void note_step(struct cb_server *s, const struct cb_step *step, uint32_t n, uint64_t ns)
 {
-    struct cb_counters c;
     const int32_t *chosen = cb_last_experts(s->e);
     uint32_t k = s->info.n_expert_used, n_expert = s->info.n_expert, decoding = 0;
-    cb_engine_counters(s->e, &c);
     pthread_mutex_lock(&s->lock);
+    take_counters(s);
     for (uint32_t i = 0; i < n; i++) {
         struct cb_req *r = s->seq_req[step[i].seq];
-        r->degraded += c.degraded - s->counters.degraded;
-        r->zeros += c.zeros - s->counters.zeros;
-        r->extra += c.extra - s->counters.extra;
+        r->degraded += step[i].degraded;
+        r->zeros += step[i].zeros;
+        r->extra += step[i].extra;
         decoding += r->state == CB_REQ_DECODE;
     }
     if (decoding > 0)
@@ -311,7 +317,6 @@ static void note_step(struct cb_server *s, const struct cb_step *step, uint32_t 
             if (x >= 0 && (uint32_t)x < n_expert)
                 s->heat[(size_t)l * n_expert + (uint32_t)x]++;
         }
-    s->counters = c;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -349,13 +354,16 @@ static int anybody_left(const struct cb_server *s)
 static void swap(struct cb_server *s)
 {
     struct cb_err err = {0, ""};
+    struct cb_counters before, after;
     struct cb_info info;
     struct cb_line line;
     s->swapping = 1;
     s->t_swap = cb_os_now_ns();
     pthread_mutex_unlock(&s->lock);
+    cb_engine_counters(s->e, &before);
     int rc = cb_swap(s->e, s->opt.model_dir, &err);
     uint64_t ns = cb_os_now_ns() - s->t_swap;
+    cb_engine_counters(s->e, &after);
     cb_engine_info(s->e, &info);
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
@@ -364,10 +372,12 @@ static void swap(struct cb_server *s)
             s->release++;
         }
         s->info = info;
+        s->unhealthy_gone = after.unhealthy;
     } else {
         s->m.swaps_refused++;
+        s->unhealthy_gone += after.unhealthy - before.unhealthy; /* the refused one's */
     }
-    cb_engine_counters(s->e, &s->counters);
+    take_counters(s);
     s->swapping = s->swap_wanted = 0;
     pthread_mutex_unlock(&s->lock);
     cb_line_begin(&line, s->log, rc == 0 ? "info" : "error", rc == 0 ? "swapped" : "swap_refused");
@@ -432,7 +442,7 @@ static void *work(void *arg)
 int cb_worker_start(struct cb_server *s, struct cb_err *err)
 {
     pthread_attr_t attr;
-    cb_engine_counters(s->e, &s->counters);
+    take_counters(s);
     s->chat = s->e->rel->m.chat;
     pthread_attr_init(&attr);
     int rc = pthread_attr_setstack(&attr, s->stack, CB_WORKER_STACK);

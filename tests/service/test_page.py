@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import engine_build as eb
 
-from tests.service.rig import Service, request
+from tests.service.rig import Service, frozen, parse, read_all, request
+from tests.service.test_stay_up import ask, link, until
 
 SERVE = eb.NATIVE / "serve"
 
@@ -110,3 +113,45 @@ def test_extra_experts_say_so(model: Path) -> None:
     with Service(model, "--extra-expert-below", "1e6") as s:
         assert s.complete("word", max_tokens=5, seed=1)["colibri"]["extra"] > 0
         assert s.metrics()["extra_answers_total"] == 1
+
+
+# ---- whose fault it was, and for how long ---------------------------------------
+
+
+def test_each_of_a_batch_gets_its_own_count(model: Path) -> None:
+    """Alone and among others a request meets the same: here, routings with one more expert."""
+    asks = [{"prompt": [5 + 7 * i, 90 + i], "max_tokens": 12 + 5 * i, "seed": i} for i in range(4)]
+    with Service(model, "--sequences", "4", "--extra-expert-below", "2.6") as s:
+        alone = [s.complete(**a) for a in asks]
+        counts = [a["colibri"]["extra"] for a in alone]
+        assert len(set(counts)) > 1
+        assert all(n > 0 for n in counts)
+        rows = sum(a["usage"]["total_tokens"] for a in alone)
+        assert sum(counts) < 2 * rows  # two layers: not every routing
+        with frozen(s):
+            held = [ask(s, **a) for a in asks]
+            until(lambda: s.json("/health")["queued"] == 4)
+        together = [json.loads(parse(read_all(c))[1]) for c in held]
+        for c in held:
+            c.close()
+        assert [a["choices"] for a in together] == [a["choices"] for a in alone]
+        assert [a["colibri"]["extra"] for a in together] == counts
+        assert s.metrics()["extra_total"] == 2 * sum(counts)
+
+
+def test_unhealthy_experts_go_with_their_release(model: Path, tmp_path: Path) -> None:
+    bad, current = Path(shutil.copytree(model, tmp_path / "bad.coli")), tmp_path / "current.coli"
+    link(bad, current)
+    with Service(current, "--cache-experts", "0", "--on-bad-expert", "next", "--hot-swap") as s:
+        break_experts(bad)
+        s.complete("word", max_tokens=20, seed=1)
+        gone = s.metrics()["unhealthy_experts"]
+        assert gone == s.json("/status")["unhealthy"] > 0
+        os.kill(s.pid, signal.SIGHUP)  # the same damaged files: refused, and what was stays
+        assert "golden" in s.wait_for("swap_refused")["message"]
+        assert s.metrics()["unhealthy_experts"] == gone
+        link(model, current)
+        os.kill(s.pid, signal.SIGHUP)
+        s.wait_for("swapped")
+        assert s.metrics()["unhealthy_experts"] == s.json("/status")["unhealthy"] == 0
+        assert s.complete("word", max_tokens=20, seed=1)["colibri"]["degraded"] == 0

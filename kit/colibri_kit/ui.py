@@ -57,27 +57,35 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, now."""
-        return self._console.size.width, self._console.size.height
+        """Columns and lines, now; whatever COLUMNS said when the shell started."""
+        import os
+
+        try:
+            now = os.get_terminal_size(sys.stdout.fileno())
+        except (OSError, ValueError):
+            now = os.terminal_size((0, 0))
+        if now.columns > 0 and now.lines > 0:  # a serial console may say 0
+            self._console.width, self._console.height = now.columns, now.lines
+        return self._console.width, self._console.height
 
     def show(self, lines: Sequence[Text]) -> None:
         from rich.console import Group
 
         self._live.update(Group(*lines), refresh=True)
 
-    def key(self, seconds: float) -> str | None:
-        """Waits for a key, at most so long."""
+    def keys(self, seconds: float) -> str:
+        """What is typed, waiting for it at most so long; without arrows and the like."""
         if self._keys is None:
             time.sleep(seconds)
-            return None
+            return ""
         import os
+        import re
         import select
 
         if not select.select([self._keys], [], [], seconds)[0]:
-            return None
+            return ""
         typed = os.read(self._keys, 64).decode("utf-8", "replace")
-        # Arrows and the like come as several bytes: none of them is a key of ours.
-        return typed if len(typed) == 1 else None
+        return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.|)", "", typed)
 
 
 class Ui:

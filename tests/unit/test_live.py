@@ -150,7 +150,7 @@ def test_the_picture_fits_and_grows(layers: int, width: int, height: int) -> Non
     assert all("\n" not in line for line in lines)
     whole = "\n".join(lines)
     for words in ("small", "pi@board", "offload", "golden abababababab", "2 degraded", "3 queue full",
-                  "cpu 52 °C", "300.0 MiB", "20 slots for 96"):  # fmt: skip
+                  "cpu 52 °C", "300 MiB of 400 MiB", "20 slots for 96"):  # fmt: skip
         assert words in whole, words
     rows = [line for line in lines if line.startswith("layer ")]
     assert (len(rows) > 0) == (layers > 0)

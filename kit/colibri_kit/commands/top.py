@@ -149,7 +149,7 @@ def _live(ui: Ui, source: Source, watch: Watch, interval: float) -> None:
             width, height = screen.size
             screen.show(draw(shown, source.describe(), width, height, lost=lost, glyphs=glyphs))
             while (seen := feed.next()) is None and screen.size == (width, height):
-                if screen.key(0.1) in ("q", "Q", "\x1b"):
+                if "q" in screen.keys(0.1).lower():
                     return
             if isinstance(seen, Lost):
                 lost = seen.why

@@ -55,7 +55,7 @@ def draw(
 def size(n: float) -> str:
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if n >= factor:
-            return f"{n / factor:.1f} {unit}"
+            return f"{n / factor:.{0 if n >= 100 * factor else 1}f} {unit}"
     return f"{n / 1024:.0f} KiB"
 
 
@@ -136,7 +136,7 @@ class _Picture:
     def _speed(self) -> Text:
         f = self.f
         head = f"{f.tokens_per_s:8.1f} tok/s  "
-        tail = f"  {f.tokens_answer} answered, {f.tokens_prompt} of prompts"
+        tail = f"  {f.tokens_answer} answered, {f.tokens_prompt} in prompts"
         curve = levels(f.speeds, self.g)[-max(8, self.width - len(head) - len(tail)) :]
         return self.text((head, "bold"), (curve, "green"), tail)
 
@@ -235,7 +235,10 @@ class _Picture:
             counts = f"{o.experts} experts there, {o.local} computed here after all, {size(o.bytes_in)} back"
             out.append(
                 self.text(
-                    "offload      ", (o.state, style), f"{self.g.dot}{counts}", (f"  {trouble}", "yellow")
+                    "offload      ",
+                    (o.state, style),
+                    (f" ({trouble})" if trouble else "", "yellow"),
+                    f"{self.g.dot}{counts}",
                 )
             )
         return out

@@ -100,8 +100,10 @@ def dial(transport: ForwardingTransport, to: Endpoint, label: str, timeout: floa
         return transport.open_channel("direct-tcpip", (to.host, to.port), ("127.0.0.1", 0), timeout=timeout)
     except paramiko.ChannelException as err:
         if err.code == 2:  # SSH_OPEN_CONNECT_FAILED
-            why = "there is no such socket, or the login may not use it" if to.is_unix else "nothing listens"
-            raise ForwardRefused(f"{label}: {why} at {to}", nothing_there=True) from err
+            why = f"nothing listens at {to}"
+            if to.is_unix:  # OpenSSH does not tell these apart
+                why = f"no socket {to}, or the login or AllowStreamLocalForwarding may not use it"
+            raise ForwardRefused(f"{label}: {why}", nothing_there=True) from err
         what = "Unix sockets" if to.is_unix else "connections"
         if err.code == 3 and to.is_unix:  # SSH_OPEN_UNKNOWN_CHANNEL_TYPE
             hint = "dropbear cannot: let the service listen on 127.0.0.1 too"

@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 import pytest
 
 from colibri_kit.deploy import services
+from colibri_kit.deploy.plan import Settings
+from colibri_kit.deploy.serving import ServeOptions
 from colibri_kit.errors import UsageError
 from colibri_kit.live import draw, frame, journal, sample, service
 from colibri_kit.live.ask import NoAnswer, ask
@@ -276,8 +278,25 @@ def test_where_an_installed_service_listens(command: str, at: Endpoint) -> None:
     assert service.parse_installed("") == service.Installed()
 
 
-def test_the_name_of_the_service_is_that_of_its_definition() -> None:
-    assert services.NAME == "colibri"
+@pytest.mark.parametrize("kind", ["systemd", "openrc", "sysv"])
+@pytest.mark.parametrize(
+    ("options", "at"),
+    [
+        (ServeOptions(), service.DEFAULT),
+        (ServeOptions(listen="0.0.0.0:9000", token_file="/etc/tokens"), Endpoint("127.0.0.1", 9000)),
+        (ServeOptions(listen="none", unix="/run/colibri/s"), Endpoint("/run/colibri/s")),
+        (ServeOptions(listen="[::]:9000", unix="/run/colibri/s"), Endpoint("::1", 9000)),
+    ],
+)
+def test_what_deploy_installs_is_understood(kind: str, options: ServeOptions, at: Endpoint) -> None:
+    made = services.render(
+        kind, services.Service("/srv/co-li.bri", "nobody", Settings(1 << 28), 1 << 29, options)
+    )
+    assert made is not None
+    assert made.path in (f"/etc/systemd/system/{services.NAME}.service", f"/etc/init.d/{services.NAME}")
+    lines = "".join(f"definition={line}\n" for line in made.text.splitlines())
+    found = service.parse_installed(f"kind={kind}\nactive=active\n{lines}")
+    assert found == service.Installed(kind, "active", at, "/srv/co-li.bri")
 
 
 # ---- journals ---------------------------------------------------------------

@@ -19,6 +19,7 @@ from kit_cli import Ran, kit
 
 USER = "ckboard"
 HERE = Path(__file__).parent
+GGUF = HERE.parent / "data" / "moe-refs" / "f32" / "olmoe.t64.f32.gguf"
 
 
 @pytest.fixture(scope="session")
@@ -145,6 +146,23 @@ def engines(open_dir: Path) -> dict[str, Path]:
 def board() -> str:
     """A profile that this machine fulfils."""
     return "x86-atom" if os.uname().machine == "x86_64" else "a53-plc"
+
+
+@pytest.fixture(scope="session")
+def olmoe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny olmoe, converted by the kit: 2 MoE layers of 8 experts."""
+    out = tmp_path_factory.mktemp("model") / "olmoe.coli"
+    ran = kit("convert", GGUF, "-o", out)
+    assert ran.rc == 0, ran.err
+    return out
+
+
+@pytest.fixture(scope="session")
+def real_engine(tmp_path_factory: pytest.TempPathFactory, board: str) -> Path:
+    out = tmp_path_factory.mktemp("engine") / "colibri"
+    ran = kit("build", "--board", board, "-o", out)
+    assert ran.rc == 0, ran.err
+    return out
 
 
 @pytest.fixture

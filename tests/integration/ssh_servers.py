@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,8 +100,16 @@ def known_line(port: int, public: Path) -> str:
     return f"[127.0.0.1]:{port} {kind} {blob}\n"
 
 
-def start_sshd(folder: Path, user: str, identity: Path, *, extra: str = "", key: str = "ed25519") -> Server:
-    """OpenSSH's sshd without sftp, which lets in only ``user``."""
+def start_sshd(
+    folder: Path,
+    user: str,
+    identity: Path,
+    *,
+    extra: str = "",
+    key: str = "ed25519",
+    wrap: Sequence[str] = (),
+) -> Server:
+    """OpenSSH's sshd without sftp, which lets in only ``user``; ``wrap`` goes before its command."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     host_key = keygen(folder / "hostkey", key)
@@ -121,7 +129,7 @@ def start_sshd(folder: Path, user: str, identity: Path, *, extra: str = "", key:
     log = folder / "log"
     with log.open("wb") as out:
         child = subprocess.Popen(
-            [*as_user(user), "/usr/sbin/sshd", "-D", "-e", "-f", str(config)], stdout=out, stderr=out
+            [*wrap, *as_user(user), "/usr/sbin/sshd", "-D", "-e", "-f", str(config)], stdout=out, stderr=out
         )
     wait_banner(port, child, log)
     return Server("sshd", user, port, folder, child, identity, known)

@@ -11,31 +11,14 @@ import pytest
 from kit_cli import Ran, kit
 from ssh_servers import Server
 
-GGUF = Path(__file__).parents[1] / "data" / "moe-refs" / "f32" / "olmoe.t64.f32.gguf"
-
-
-@pytest.fixture(scope="module")
-def olmoe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny olmoe, converted by the kit: 2 MoE layers of 8 experts."""
-    out = tmp_path_factory.mktemp("model") / "olmoe.coli"
-    ran = kit("convert", GGUF, "-o", out)
-    assert ran.rc == 0, ran.err
-    return out
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory, board: str) -> Path:
-    out = tmp_path_factory.mktemp("engine") / "colibri"
-    ran = kit("build", "--board", board, "-o", out)
-    assert ran.rc == 0, ran.err
-    return out
-
 
 @pytest.fixture
-def deployed(sshd: Server, board: str, prefix: Path, olmoe: Path, engine: Path) -> Iterator[list[object]]:
+def deployed(
+    sshd: Server, board: str, prefix: Path, olmoe: Path, real_engine: Path
+) -> Iterator[list[object]]:
     """The arguments that reach the board, with the model deployed on it."""
     place = [sshd.target, *sshd.args, "--prefix", prefix]
-    ran = kit("deploy", "--board", board, sshd.target, olmoe, *place[1:], "--engine", engine, "--json")
+    ran = kit("deploy", "--board", board, sshd.target, olmoe, *place[1:], "--engine", real_engine, "--json")
     assert ran.rc == 0, ran.err
     import json
 
@@ -49,8 +32,8 @@ def text(ran: Ran) -> str:
     return str(ran.json["text"])
 
 
-def test_board_and_host_say_the_same(deployed: list[object], olmoe: Path, engine: Path) -> None:
-    here = kit("run", olmoe, "--engine", engine, "--prompt", "grün 雪", "-n", 12, "--json")
+def test_board_and_host_say_the_same(deployed: list[object], olmoe: Path, real_engine: Path) -> None:
+    here = kit("run", olmoe, "--engine", real_engine, "--prompt", "grün 雪", "-n", 12, "--json")
     there = kit("run", *deployed, "--prompt", "grün 雪", "-n", 12, "--json")
     assert text(there) == text(here)
     assert there.json["golden"] == here.json["golden"]
@@ -67,7 +50,7 @@ def test_engine_errors_come_through(deployed: list[object]) -> None:
 
 
 def test_flipped_byte_in_an_expert_makes_the_board_unwell(
-    deployed: list[object], prefix: Path, board: str, olmoe: Path, engine: Path, sshd: Server
+    deployed: list[object], prefix: Path, board: str, olmoe: Path, real_engine: Path, sshd: Server
 ) -> None:
     blob = (prefix / "current" / "model.coli" / "experts-0000.coli").resolve()
     data = bytearray(blob.read_bytes())
@@ -77,19 +60,21 @@ def test_flipped_byte_in_an_expert_makes_the_board_unwell(
     health = kit("status", *deployed, "--check", "--json").json["health"]
     assert health != "ok" and "expert" in health
     assert kit("run", *deployed, "--prompt", "x").rc == 13
-    ran = kit("deploy", "--board", board, sshd.target, olmoe, *deployed[1:], "--engine", engine, "--json")
+    ran = kit(
+        "deploy", "--board", board, sshd.target, olmoe, *deployed[1:], "--engine", real_engine, "--json"
+    )
     assert ran.rc == 0, ran.err
     assert ran.json["sent"]["repaired"] == 1
     assert kit("status", *deployed, "--check", "--json").json["health"] == "ok"
 
 
 def test_budget_that_only_the_engine_can_judge(
-    sshd: Server, board: str, prefix: Path, olmoe: Path, engine: Path
+    sshd: Server, board: str, prefix: Path, olmoe: Path, real_engine: Path
 ) -> None:
     """Weights and KV fit 3 MiB, the engine's whole ledger does not: refused before the switch."""
     ran = kit(
         "deploy", "--board", board, sshd.target, olmoe, *sshd.args, "--prefix", prefix,
-        "--engine", engine, "--budget", "3MiB", "--json",
+        "--engine", real_engine, "--budget", "3MiB", "--json",
     )  # fmt: skip
     assert (ran.rc, ran.json["error"]["code"]) == (6, "CK-PREFLIGHT-BUDGET")
     assert "board unchanged: no release is current" in ran.json["error"]["state"]

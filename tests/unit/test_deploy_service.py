@@ -250,7 +250,7 @@ def board(clock: list[float], *, born: float, golden: str = GOLDEN, show: str = 
     return FakeTransport(
         {
             "health": ask, "show": Completed(0, show.encode()), "id": Completed(0, b"5"),
-            "cat >": Completed(0), "mv": Completed(0), "systemctl": Completed(0),
+            "command -v": Completed(0), "cat >": Completed(0), "mv": Completed(0), "systemctl": Completed(0),
             "journalctl": Completed(0, b'{"event":"x"}\ncolibri serve: error: golden differs\nlast\n'),
         }
     )  # fmt: skip
@@ -340,6 +340,12 @@ def test_user_is_made_where_it_is_missing(tmp_path: Path) -> None:
     assert install.user(FakeTransport({"": run})) == "nobody"
     with pytest.raises(PreflightError, match="no user gateway"):
         install.user(FakeTransport({"": run}), "gateway")
+
+
+def test_board_with_another_service_manager_is_refused() -> None:
+    with pytest.raises(PreflightError, match=r"kept by openrc, .* but fake board has no rc-service"):
+        install.check_manager(FakeTransport({"rc-service": Completed(127)}), "openrc")
+    install.check_manager(FakeTransport({"systemctl": Completed(0)}), "systemd")
 
 
 def test_device_group(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ class Keeper:
         """The definition for this board: its user and device group are looked up (and made).
 
         Raises:
-            PreflightError: the user or the token file is not there.
+            PreflightError: the service manager, the user or the token file is not there.
         """
+        install.check_manager(self.transport, self.spec.kind)
         who = install.user(self.transport, self.spec.user)
         if self.spec.options.token_file:
             install.make_readable(self.transport, self.spec.options.token_file, who)

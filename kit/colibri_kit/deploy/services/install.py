@@ -34,6 +34,22 @@ chgrp "$group" "$1" && chmod g+r "$1" && su -s /bin/sh "$2" -c '[ -r "$0" ]' "$1
 """
 
 
+def check_manager(transport: Transport, kind: str) -> None:
+    """Refuses a board that is not kept by the service manager that its profile names.
+
+    Raises:
+        PreflightError: its program is not there.
+    """
+    tool = {"systemd": "systemctl", "openrc": "rc-service", "sysv": "start-stop-daemon"}[kind]
+    if transport.run(script('command -v "$1" >/dev/null', tool)).rc != 0:
+        raise PreflightError(
+            f"services of this board are kept by {kind}, its profile says, "
+            f"but {transport.describe()} has no {tool}",
+            hint="set `service:` in the board's profile: systemd, openrc, sysv or none",
+            code="CK-SERVICE-KIND",
+        )
+
+
 def user(transport: Transport, wanted: str = "") -> str:
     """Who runs the engine: the one asked for, else ``colibri``, made for it where it is missing,
     else ``nobody``. Never root by itself.

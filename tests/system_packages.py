@@ -29,6 +29,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "dosfstools": ("/usr/sbin/mkfs.vfat",),
     "fdisk": ("/usr/sbin/sfdisk", "/sbin/sfdisk"),
     "e2fsprogs": ("/usr/sbin/debugfs", "/sbin/debugfs"),
+    "systemd": ("systemd-analyze",),
     "zstd": ("zstd",),
     "clang": ("clang",),
     "libclang-rt-14-dev": ("/usr/lib/llvm-14/lib/clang/14.0.6/lib/linux",),

@@ -277,7 +277,8 @@ def test_taken_port_is_told_and_taken_back(at: Board) -> None:
         port = held.getsockname()[1]
         ran = at.deploy(at.recipe(listen=f"127.0.0.1:{port}"))
     assert ran.rc == 9, ran.err
-    assert "Address already in use" in ran.json["error"]["message"]
+    # musl's words for EADDRINUSE.
+    assert f"cannot listen on 127.0.0.1:{port}: Address in use" in ran.json["error"]["message"]
     assert at.health()["golden"] == golden(at.model)
 
 
@@ -308,6 +309,16 @@ def test_token_is_used_and_a_missing_one_refused(at: Board, tmp_path: Path) -> N
         urllib.request.urlopen(f"http://127.0.0.1:{at.port}/v1/models", timeout=10)
     outside = at.deploy(at.recipe(listen=f"0.0.0.0:{at.port}"))
     assert outside.rc == 2 and "token_file is needed" in outside.err
+
+
+def test_folder_that_the_user_may_not_enter(at: Board) -> None:
+    at.prefix.parent.chmod(0o700)
+    shutil.chown(at.prefix.parent, "root")
+    ran = at.deploy(at.recipe())
+    at.prefix.parent.chmod(0o755)
+    assert (ran.rc, ran.json["error"]["code"]) == (6, "CK-SERVICE-USER"), ran.err
+    assert f"user {at.user} may not run" in ran.json["error"]["message"]
+    assert "no release is current" in ran.json["error"]["state"] and at.silent()
 
 
 def test_without_service_it_stops(at: Board) -> None:

@@ -251,7 +251,7 @@ class Deployment:
         """The service's user and token file, before anything is switched."""
         assert self.service is not None
         try:
-            self._keeper(self.service).rendered()
+            self._keeper(self.service).check_place(name)
         except PreflightError as err:
             release.remove(self.transport, self._prefix, name)
             err.state = f"{stays(self.plan.previous)}; the new release was removed"

@@ -55,6 +55,17 @@ class Keeper:
         assert made is not None
         return made
 
+    def check_place(self, release: str) -> None:
+        """Could the service run this release, which is made but not current?
+
+        Raises:
+            PreflightError: manager, user, token file or folder would not have it.
+        """
+        self.rendered()
+        install.check_runs(
+            self.transport, install.user(self.transport, self.spec.user), self._engine(release)
+        )
+
     def bring_up(self, release: str, golden: str, check: health.Check, timeout: float) -> health.Health:
         """Installs the definition, restarts the service, and waits until this release answers.
 

@@ -68,6 +68,21 @@ def user(transport: Transport, wanted: str = "") -> str:
     return NAME if transport.run(script(_MAKE_USER, NAME)).rc == 0 else "nobody"
 
 
+def check_runs(transport: Transport, who: str, program: str) -> None:
+    """Refuses a prefix that the service's user cannot enter, such as one in a private home.
+
+    Raises:
+        PreflightError: that user may not execute the program.
+    """
+    done = transport.run(["su", "-s", "/bin/sh", who, "-c", '[ -x "$0" ]', program])
+    if done.rc == 1:
+        raise PreflightError(
+            f"user {who} may not run {program} on {transport.describe()}",
+            hint="use a --prefix that everybody may enter, such as /opt/colibri, or another service.user",
+            code="CK-SERVICE-USER",
+        )
+
+
 def groups(transport: Transport, link: str) -> tuple[str, ...]:
     """The group that may use an offload link's device; none for other links."""
     device = link.removeprefix("tty:").split("@", 1)[0]

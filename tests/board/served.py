@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -120,8 +121,10 @@ def wait_rebooted(name: str, before: str, seconds: float = 240) -> None:
     """Until the guest answers with another boot's id."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        ran = kit("board", "ssh", f"root@{name}", BOOT_ID)
-        if ran.rc == 0 and ran.out.strip() and ran.out != before:
-            return
+        # A session that began before the reboot would wait for its answer for ever.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ran = kit("board", "ssh", f"root@{name}", BOOT_ID, timeout=30)
+            if ran.rc == 0 and ran.out.strip() and ran.out != before:
+                return
         time.sleep(0.5)
     raise AssertionError("no SSH after the reboot")

@@ -140,6 +140,7 @@ def test_instruction_time_makes_the_probe_repeat(board_dir: Path, olmoe: Path, a
         assert first["route_ns"]["p99"] < 1.2 * first["route_ns"]["p50"]
 
 
+@pytest.mark.timeout(600)
 def test_a_service_under_systemd_outlives_a_kill_and_a_reboot(
     board_dir: Path, olmoe: Path, a53_engine: Path
 ) -> None:

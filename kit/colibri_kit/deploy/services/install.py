@@ -25,13 +25,31 @@ for name in dialout uucp; do grep -q "^$name:" /etc/group && { echo "$name"; exi
 exit 0
 """
 
-# $1 file, $2 user. Owner, root or not, decides nothing: can this user read it?
-_READABLE = """
-[ -f "$1" ] || exit 44
-su -s /bin/sh "$2" -c '[ -r "$0" ]' "$1" && exit 0
-group=$(id -gn "$2") || exit 1
-chgrp "$group" "$1" && chmod g+r "$1" && su -s /bin/sh "$2" -c '[ -r "$0" ]' "$1"
+# as USER PROGRAM …: 77 where neither tool can become another user (a small system, a broken PAM).
+_AS = """
+as() {
+  who=$1; shift
+  if setpriv --reuid "$who" --regid "$(id -g "$who")" --init-groups true 2>/dev/null
+  then setpriv --reuid "$who" --regid "$(id -g "$who")" --init-groups "$@"
+  elif su -s /bin/sh "$who" -c true >/dev/null 2>&1
+  then su -s /bin/sh "$who" -c '"$0" "$@"' "$@"
+  else return 77
+  fi
+}
 """
+
+# $1 file, $2 user. Owner, root or not, decides nothing: can this user read it?
+_READABLE = (
+    _AS
+    + """
+[ -f "$1" ] || exit 44
+as "$2" sh -c '[ -r "$0" ]' "$1" && exit 0
+chgrp "$(id -gn "$2")" "$1" && chmod g+r "$1" || exit 1
+as "$2" sh -c '[ -r "$0" ]' "$1" || [ $? = 77 ]
+"""
+)
+
+_RUNS = _AS + """as "$2" sh -c '[ -x "$0" ]' "$1" || [ $? = 77 ]"""
 
 
 def check_manager(transport: Transport, kind: str) -> None:
@@ -74,8 +92,7 @@ def check_runs(transport: Transport, who: str, program: str) -> None:
     Raises:
         PreflightError: that user may not execute the program.
     """
-    done = transport.run(["su", "-s", "/bin/sh", who, "-c", '[ -x "$0" ]', program])
-    if done.rc == 1:
+    if transport.run(script(_RUNS, program, who)).rc != 0:
         raise PreflightError(
             f"user {who} may not run {program} on {transport.describe()}",
             hint="use a --prefix that everybody may enter, such as /opt/colibri, or another service.user",

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ class Screen:
         self._live.update(Group(*lines), refresh=True)
 
     def keys(self, seconds: float) -> str:
-        """What is typed, waiting for it at most so long; without arrows and the like."""
+        """What is typed, waiting for it at most so long; without arrows and the like.
+
+        Raises:
+            TerminalGone: the window was closed or the line cut: nobody looks any more.
+        """
         if self._keys is None:
             time.sleep(seconds)
             return ""
@@ -84,8 +88,17 @@ class Screen:
 
         if not select.select([self._keys], [], [], seconds)[0]:
             return ""
-        typed = os.read(self._keys, 64).decode("utf-8", "replace")
+        try:
+            typed = os.read(self._keys, 64).decode("utf-8", "replace")
+        except OSError as err:
+            raise TerminalGone from err
+        if not typed:
+            raise TerminalGone
         return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.|)", "", typed)
+
+
+class TerminalGone(Exception):
+    """The terminal of :class:`Screen` hung up; there is nothing left to write to."""
 
 
 class Ui:
@@ -173,16 +186,26 @@ class Ui:
 
     @contextmanager
     def screen(self) -> Iterator[Screen]:
-        """The terminal for a live picture; left as it was at the end."""
+        """The terminal for a live picture; left as it was at the end.
+
+        When the terminal hangs up the block ends as if its reader had left.
+        """
+        import errno
+
         from rich.console import Console
         from rich.live import Live
 
         console = Console()
-        with (
-            _single_keys() as keys,
-            Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
-        ):
-            yield Screen(console, live, keys)
+        try:
+            with (
+                _single_keys() as keys,
+                Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+            ):
+                yield Screen(console, live, keys)
+        except (TerminalGone, OSError) as err:
+            if isinstance(err, OSError) and err.errno != errno.EIO:
+                raise
+            _write_nowhere()
 
     @contextmanager
     def progress(self, label: str, total: int, *, unit: str = "B") -> Iterator[Progress]:
@@ -237,4 +260,15 @@ def _single_keys() -> Iterator[int | None]:
         tty.setcbreak(keys)
         yield keys
     finally:
-        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it hung up
+            termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+def _write_nowhere() -> None:
+    """What is still buffered for a terminal that is gone must not fail at the end."""
+    import os
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -232,6 +232,19 @@ def test_live_on_a_terminal(service: Service, leave: bytes) -> None:
         terminal.close()
 
 
+def test_live_ends_with_its_terminal(service: Service) -> None:
+    """A closed window leaves no process that asks a board for ever."""
+    terminal = Terminal("top", "--url", service.url, "--interval", "0.3")
+    terminal.until(whole)
+    os.close(terminal.slave)
+    os.close(terminal.master)
+    try:
+        assert terminal.child.wait(20) == 0
+    finally:
+        terminal.child.kill()
+        terminal.child.wait()
+
+
 def test_live_says_lost_and_keeps_the_last_picture(chat_model: Path) -> None:
     with Service(chat_model) as running:
         model = running.json("/status")["model"]

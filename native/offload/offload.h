@@ -65,8 +65,9 @@ struct cb_offload {
     uint16_t *token_at;       /* [batch] place of a token in the frame being made */
     uint32_t *order, *rows;   /* [n_expert] scratch of the scheduler */
     uint8_t *missing;         /* [n_expert] */
-    float *trial;             /* [n_embd] one row computed twice, after each HELLO */
-    int trial_due;
+    float *trial;             /* [n_embd] one row computed twice */
+    int trial_due;            /* after each HELLO and every so many layers */
+    uint32_t untried;         /* layers since the last one */
 
     struct cb_offload_job job;
     struct cb_sched sched;

@@ -19,7 +19,7 @@ from colibri_kit.offload import frames
 from colibri_kit.offload.frames import CREDIT, ERROR, HELLO, PING, PONG, RESULT, Frame
 
 from .conftest import PtyPair, eventually, reference
-from .faulty import TO_BOARD, FaultyRelay
+from .faulty import TO_BOARD, FaultyRelay, other_bits
 from .test_faults import linked, same
 from .test_python_side import CReader, lib  # noqa: F401
 
@@ -75,6 +75,22 @@ def test_no_number_is_no_result(bits: int, model: Path, lying: Any, tokens: list
         assert engine.offload()["why"] in (
             "the module returns what is no number", "the module computes other bits"
         )  # fmt: skip
+
+
+def test_a_module_that_goes_bad_later(model: Path, lying: Any, tokens: list[int], want: Any) -> None:
+    """Right at first, other bits from the 40th RESULT on: found at the next trial, then not asked."""
+    path = lying(RESULT, other_bits, range(40, 1 << 30))
+    with linked(model, path, offload_deadline_ms=2000) as engine:
+        for _ in range(300):  # 256 layers between two trials
+            engine.reset()
+            engine.eval(tokens[:4])
+            if engine.counters()["offload_wrong"]:
+                break
+        count = engine.counters()
+        assert count["offload_wrong"] == 1 and count["offload_experts"] > 2 * 200
+        assert engine.offload()["why"] == "the module computes other bits"
+        same(engine, tokens, want)
+        assert engine.counters()["offload_experts"] == count["offload_experts"]
 
 
 @pytest.mark.parametrize(("first", "rows"), [(0, 0), (60000, 1), (0, 65535), (65535, 65535), (1, 2), (0, 3)])

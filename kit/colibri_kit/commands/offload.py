@@ -141,15 +141,18 @@ def _text(r: Result) -> str:
         f"expert    here {r.expert_here_ns / 1e3:.0f} us, there {r.expert_there_ns / 1e3:.0f} us"
         + (f", reading a missing one {r.read_ns / 1e3:.0f} us" if r.read_ns else ""),
         f"decode    {r.local_tok_s:.2f} tok/s alone, {r.offload_tok_s:.2f} tok/s with the link: "
-        f"{r.speedup:.2f} times, {r.remote_share:.0%} of the experts there, {r.late} layers late",
+        f"{r.remote_share:.0%} of the experts there",
+        f"pays      {r.verdict}",
     ]
+    if r.late or r.taken_back:
+        lines.append(f"trouble   {r.late} layers late, {r.taken_back} experts sent but computed here")
     for what, value in (
         ("cached", r.break_even_cached_bytes_s),
         ("missing", r.break_even_missing_bytes_s),
     ):
         if value is not None:
-            lines.append(f"pays      above {value / 1e6:.2f} MB/s for an expert that is {what} here")
+            lines.append(f"          above {value / 1e6:.3g} MB/s for an expert that is {what} here")
     if r.break_even_cached_bytes_s is None:
-        lines.append("pays      at no rate for an expert that is cached here, if the board waits for it")
+        lines.append("          at no rate for an expert that is cached here: this board computes it sooner")
     lines += [f"split     {s.percent:3d} % there: {s.tok_s:.2f} tok/s" for s in r.splits]
     return "\n".join(lines)

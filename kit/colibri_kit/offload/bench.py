@@ -63,7 +63,9 @@ class Result:
     """Rates are tokens a second and bytes a second; times nanoseconds, 0 = not measured.
 
     Attributes:
+        row_bytes: what one expert adds to the link, both ways; a layer's activations go once.
         remote_share: part of the expert look-ups that the module computed, when the engine chose.
+        late, taken_back: layers whose deadline passed; experts sent, computed here after all.
         read_ns: reading one missing expert, from the run without a link.
         break_even_bytes_s: the link rate above which one expert gains by going: computed here, and
             read here first. None = at no rate, or not measured.
@@ -80,12 +82,24 @@ class Result:
     speedup: float
     remote_share: float
     late: int
+    taken_back: int
     break_even_cached_bytes_s: float | None
     break_even_missing_bytes_s: float | None
     splits: tuple[Split, ...]
 
+    @property
+    def verdict(self) -> str:
+        """One line for whoever has to decide; a difference of 5 % is noise."""
+        if self.remote_share == 0.0:
+            return "no: this board is faster alone, and the engine sends nothing"
+        if self.speedup < 1.05:
+            return (
+                f"hardly: {self.remote_share:.0%} of the experts go, for {self.speedup:.2f} times the speed"
+            )
+        return f"yes: {self.speedup:.2f} times the speed"
+
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "verdict": self.verdict}
 
 
 class SlowStorage:
@@ -236,6 +250,7 @@ def run(setting: Setting) -> Result:
         speedup=rate / local,
         remote_share=remote / looked if looked else 0.0,
         late=after["offload_late"] - before["offload_late"],
+        taken_back=after["offload_local"] - before["offload_local"],
         break_even_cached_bytes_s=_break_even(row_bytes, here, there),
         break_even_missing_bytes_s=_break_even(row_bytes, here + read_ns, there) if read_ns else None,
         splits=splits,

@@ -104,11 +104,21 @@ def log(transport: Transport, prefix: str, event: str, **more: object) -> None:
         raise TransferError(f"cannot write the log under {prefix}: {done.why}")
 
 
+# Prints the owner, then `old` for a lock from before the board's last start, then its age.
+# What a power cut leaves of it may be empty files.
 _LOCK = """
-if mkdir "$1/lock" 2>/dev/null; then cat > "$1/lock/owner" && date +%s > "$1/lock/since"; exit; fi
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+if mkdir "$1/lock" 2>/dev/null; then
+  echo "$boot" > "$1/lock/boot"
+  cat > "$1/lock/owner" && date +%s > "$1/lock/since"; exit
+fi
 [ -d "$1/lock" ] || exit 45
+[ -s "$1/lock/boot" ] || sleep 1
 cat "$1/lock/owner" 2>/dev/null; echo
-echo $(( $(date +%s) - $(cat "$1/lock/since" 2>/dev/null || date +%s) ))
+if [ -f "$1/lock/boot" ] && [ "$(cat "$1/lock/boot")" != "$boot" ]; then echo old; else echo now; fi
+now=$(date +%s); since=$(cat "$1/lock/since" 2>/dev/null)
+case $since in '' | *[!0-9]*) since=$now ;; esac
+echo $(( now - since ))
 exit 44
 """
 
@@ -118,7 +128,8 @@ class Lock:
     """At most one deployment at a time: a folder that only one mkdir can make.
 
     A lock left by a deployment from this machine that is no longer running (the link was
-    cut, so nobody could remove it) is taken over; any other is refused, naming its owner.
+    cut, so nobody could remove it), or from before the board's last start, which no deployment
+    outlives, is taken over; any other is refused, naming its owner.
     """
 
     transport: Transport
@@ -155,7 +166,7 @@ class Lock:
             stale = owner["host"] == socket.gethostname() and not _alive(int(owner["pid"]), owner["token"])
         except (ValueError, KeyError, TypeError, IndexError):
             who, stale = "an unknown owner", False
-        if not (stale or self.force):
+        if not (stale or self.force or lines[-2:-1] == ["old"]):
             raise self._busy(who, age)
         self.transport.run(["rm", "-rf", f"{self.prefix}/lock"])
 

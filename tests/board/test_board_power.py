@@ -98,6 +98,9 @@ def cuts(board_dir: Path, a53_engine: Path, tmp_path_factory: pytest.TempPathFac
     made = Cuts(tiny_models(tmp_path_factory.mktemp("models"), 4), a53_engine)
     with board(BOARD[0], BOARD[2], *BOARD[3:]):
         made.finish(0)  # the first one installs the unit
+        good("board", "down", "power", "--power-cut")
+        good("board", "up", *BOARD)
+        wait_active("power")  # what a deployment calls done is on the disk
         run = Deploy(made.models[1], made.engine)
         assert run.wait() == 0, run.said
         made.on, made.seconds = 1, time.monotonic() - run.began

@@ -90,11 +90,15 @@ def test_sysv_service_stays_up_goes_back_and_goes_away(
         text.replace(f"name: {name}", "name: plc").replace("service: systemd", "service: sysv")
     )
     recipe = tmp_path / "recipe.yaml"
+    tokens = prefix.parent / "tokens"
+    tokens.write_text("0123456789abcdef0123\n")
+    tokens.chmod(0o600)  # root's: the service's user cannot read it yet
 
     def deploy(model: Path) -> Any:
         recipe.write_text(
             f"name: r\nmodel: {model}\nboard: {profile}\nhost: {server.target}\nbudget: 64MiB\nctx: 128\n"
-            f"threads: 1\nservice: {{listen: '127.0.0.1:{port}', user: {user}, log: json, drain: 5}}\n"
+            f"threads: 1\nservice: {{listen: '127.0.0.1:{port}', user: {user}, log: json, drain: 5, "
+            f"token_file: {tokens}}}\n"
         )
         return kit("deploy", recipe, *server.args, "--prefix", prefix, "--engine", real_engine, "--json")
 
@@ -103,6 +107,7 @@ def test_sysv_service_stays_up_goes_back_and_goes_away(
     golden = json.loads((olmoe / "manifest.json").read_text())["golden"]["sha256"]
     assert health(port)["golden"] == golden
     log = prefix / "log" / "engine.log"
+    assert tokens.stat().st_mode & 0o777 == 0o640
     first = pid_of(log)
     assert Path(f"/proc/{first}").stat().st_uid != 0
     if rc.parent.name.endswith("debian"):

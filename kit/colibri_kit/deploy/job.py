@@ -27,7 +27,8 @@ class Wish:
     """What is to run on the board.
 
     Attributes:
-        service: None = as the current release has it. kept: the service wanted when that is asked for.
+        service: keep it running; None = as the current release has it.
+        spec: how, when ``service`` is true.
     """
 
     engine: Engine

@@ -358,7 +358,10 @@ def test_logs_of_the_journal(journal: tuple[Server, Path], deploy: Deploy, prefi
     ]
     asked = (folder / "asked").read_text().splitlines()
     assert asked == ["-u colibri.service -o json --no-pager -n 7 --since=@1795996800"]
-    text = kit("logs", *place).out.splitlines()
+    ran = kit("logs", *place)
+    text = ran.out.splitlines()
+    # The login is in no group that may read the journal: an empty one would look like silence.
+    assert ("keeps the service's journal from this login" in ran.err) == (server.user == "ckboard")
     assert text[-2:] == ["2026-11-30T12:00:00.000Z systemd: Started colibri.", ENGINE_LINES[0]]
     with Verb("logs", *place, "--follow") as verb:
         verb.until(lambda: ENGINE_LINES[0] in verb.out, "old entries")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,14 +20,31 @@ _MOST_LINES = 100_000
 
 _DEPLOYMENTS = 'f=$1/log/deploys.jsonl; [ ! -f "$f" ] || tail -n "$2" "$f"'
 
-#: The clock; journal where systemd runs and the unit is there, else file; what tail can do.
+#: The clock; journal where systemd runs and the unit is there, else file; whether systemd keeps
+#: the journal from this login (journalctl then shows nothing, and may say nothing); what tail can do.
 _SOURCE = r"""
 date +%s
 if command -v journalctl >/dev/null 2>&1 &&
    systemctl cat "$1.service" >/dev/null 2>&1; then echo journal; else echo file; fi
+case " $(id -u) $(id -Gn) " in " 0 "*|*" adm "*|*" systemd-journal "*|*" wheel "*) ;; *) echo stranger;; esac
 tail --help 2>&1 | grep -q -e '-F' && echo retries
 exit 0
 """
+
+
+@dataclass(frozen=True)
+class Log:
+    """Where the service's lines are.
+
+    Attributes:
+        argv: what to run there. journal: it gives entries of systemd's journal, as JSON.
+        start: since when, seconds since 1970. closed: the journal is not for this login.
+    """
+
+    argv: list[str]
+    journal: bool
+    start: float | None
+    closed: bool = False
 
 
 @click.command(short_help="Show a board's engine log.")
@@ -45,25 +63,26 @@ def command(ui: Ui, where: Place, lines: int | None, since: str | None, follow: 
     """
     with opened(where, ui) as transport:
         prefix = existing_prefix(transport, where)
-        argv, journal, start = _argv(transport, prefix, lines, since, follow)
+        log = _find(transport, prefix, lines, since, follow)
+        if log.closed:
+            ui.warn(
+                f"systemd keeps the service's journal from this login on {transport.describe()}: "
+                "add --sudo, or put the login into the group systemd-journal there"
+            )
         if follow:
-            _follow(ui, transport, argv, journal, start)
+            _follow(ui, transport, log)
             return
-        events = _deployments(transport, prefix, lines, start)
-        entries, hint = _read(transport, argv, journal, start)
-    if hint:
-        ui.note(hint)
-    source = "journal" if journal else f"{prefix}/log/engine.log"
+        events = _deployments(transport, prefix, lines, log.start)
+        entries = _read(transport, log)
+    source = "journal" if log.journal else f"{prefix}/log/engine.log"
     data = {
         "prefix": prefix, "deployments": events, "source": source, "engine": [e.fields for e in entries],
     }  # fmt: skip
     ui.result(data, "\n".join([*map(_line, events), *(_shown(e) for e in entries)]) or "nothing yet")
 
 
-def _argv(
-    transport: Transport, prefix: str, lines: int | None, since: str | None, follow: bool
-) -> tuple[list[str], bool, float | None]:
-    """(what to run there, whether it gives journal entries, since when: seconds since 1970)."""
+def _find(transport: Transport, prefix: str, lines: int | None, since: str | None, follow: bool) -> Log:
+    """Asks the board which log it has."""
     from colibri_kit.deploy.services import NAME
     from colibri_kit.live.journal import since_seconds
     from colibri_kit.transport.base import script
@@ -74,11 +93,11 @@ def _argv(
     if source == "journal":
         argv = ["journalctl", "-u", f"{NAME}.service", "-o", "json", "--no-pager", "-n", str(count)]
         argv += [f"--since=@{int(start)}"] if start is not None else []
-        return argv + (["--follow"] if follow else []), True, start
+        return Log(argv + (["--follow"] if follow else []), True, start, "stranger" in more)
     file = f"{prefix}/log/engine.log"
     if follow:
-        return ["tail", "-n", str(count), "-F" if more else "-f", file], False, start
-    return script('[ ! -f "$2" ] || tail -n "$1" "$2"', str(count), file), False, start
+        return Log(["tail", "-n", str(count), "-F" if "retries" in more else "-f", file], False, start)
+    return Log(script('[ ! -f "$2" ] || tail -n "$1" "$2"', str(count), file), False, start)
 
 
 def _deployments(
@@ -95,49 +114,46 @@ def _deployments(
     return [e.fields for e in kept(map(of_file, text), start) if "event" in e.fields]
 
 
-def _read(
-    transport: Transport, argv: list[str], journal: bool, start: float | None
-) -> tuple[list[Line], str]:
-    """The service's lines, and what journalctl has to say about them."""
+def _read(transport: Transport, log: Log) -> list[Line]:
+    """The service's lines."""
     from colibri_kit.errors import TransferError
     from colibri_kit.live.journal import kept, of_file, of_journal
 
-    done = transport.run(argv, timeout=120)
+    done = transport.run(log.argv, timeout=120)
     if done.rc != 0:
         raise TransferError(
             f"cannot read the service's log: {done.why}", hint="is it readable for this login? try --sudo"
         )
     text = done.out.decode("utf-8", "replace").splitlines()
-    found = [line for line in map(of_journal if journal else of_file, text) if line is not None]
-    hint = done.err_text if journal and "not seeing messages" in done.err_text else ""
-    return kept(found, start), f"{hint}\nuse --sudo to see them" if hint else ""
+    found = [line for line in map(of_journal if log.journal else of_file, text) if line is not None]
+    return kept(found, log.start)
 
 
-def _follow(ui: Ui, transport: Transport, argv: list[str], journal: bool, start: float | None) -> None:
+def _follow(ui: Ui, transport: Transport, log: Log) -> None:
     """Lines as they come, until Ctrl-C."""
     from colibri_kit.errors import TransferError
     from colibri_kit.live.journal import Splitter, of_file, of_journal
     from colibri_kit.live.stop import ended_by_signals
 
-    began = start is None
+    began = log.start is None
 
     def show(text: str) -> None:
         nonlocal began
-        line = of_journal(text) if journal else of_file(text)
+        line = of_journal(text) if log.journal else of_file(text)
         if line is None:
             return
-        began = began or (line.time is not None and start is not None and line.time >= start)
+        began = began or (line.time is not None and log.start is not None and line.time >= log.start)
         if began:
             ui.result(line.fields, _shown(line))
 
     lines = Splitter(show)
     try:
         with ended_by_signals():
-            done = transport.stream(argv, on_out=lines)
+            done = transport.stream(log.argv, on_out=lines)
     except KeyboardInterrupt:
         lines.end()
         return
-    raise TransferError(f"`{argv[0]}` ended on {transport.describe()}: {done.why}")
+    raise TransferError(f"`{log.argv[0]}` ended on {transport.describe()}: {done.why}")
 
 
 def _shown(line: Line) -> str:

@@ -176,7 +176,7 @@ def test_unplugged_and_plugged_in_again(wired: None, long: str) -> None:
 
 
 def test_nobody_reads(wired: None, want: str, long: str) -> None:
-    """A full serial device: neither a layer nor the end of the program waits for it (drivers would 30 s)."""
+    """A serial device that nobody empties: neither a layer nor the program's end waits for it."""
     start = time.monotonic()
     got, link = logits("tokens", "--offload /dev/ttyGS0")
     assert got == want and link["experts"] == 0 and link["state"] == "down"

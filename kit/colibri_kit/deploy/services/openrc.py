@@ -3,50 +3,60 @@ restart helps; supervise-daemon sees neither, and two supervisors would restart 
 
 from __future__ import annotations
 
-from colibri_kit.deploy.services import NAME, Rendered, Service
+from colibri_kit.deploy.services import NAME, Rendered, Service, shell
 
 
 def render(service: Service) -> Rendered:
     """``/etc/init.d/colibri``. The memory limit is cgroup v2's, where OpenRC has it."""
-    user = ":".join([service.user, *service.groups[:1]])
     text = f"""\
 #!/sbin/openrc-run
 description="colibri Mixture-of-Experts engine"
-command="{service.engine}"
-command_args="{" ".join(service.supervised)}"
-command_user="{user}"
-command_background=yes
-pidfile="/run/{NAME}.pid"
-directory="{service.prefix}"
-output_log="{service.prefix}/log/engine.log"
-error_log="{service.prefix}/log/engine.log"
-retry="TERM/{service.stop_seconds}/KILL/5"
-rc_ulimit="-c 0 -l unlimited"
-rc_cgroup_settings="memory.max {service.memory_max}"
 extra_started_commands="reload"
 description_reload="Read the options, tokens and, with hot-swap, the weights again"
+rc_cgroup_settings="memory.max {service.memory_max}"
 
+{shell.functions(service)}
 depend() {{
-    need localmount
+    use localmount
     after net
 }}
 
-start_pre() {{
-    checkpath -d -m 0755 -o "{service.user}" "/run/{NAME}"
-    checkpath -f -m 0644 -o "{service.user}" "{service.prefix}/log/engine.log"
+start() {{
+    ebegin "Starting $RC_SVCNAME"
+    engine_start
+    eend $?
+}}
+
+stop() {{
+    ebegin "Stopping $RC_SVCNAME"
+    engine_stop
+    eend $?
 }}
 
 reload() {{
     ebegin "Reloading $RC_SVCNAME"
-    start-stop-daemon --signal HUP --pidfile "$pidfile"
+    engine_reload
     eend $?
+}}
+
+status() {{
+    if alive; then einfo "status: started"; return 0; fi
+    if service_started; then eerror "status: crashed"; return 32; fi
+    einfo "status: stopped"
+    return 3
 }}
 """
     return Rendered(
         path=f"/etc/init.d/{NAME}",
         mode=0o755,
         text=text,
-        install=(("rc-update", "add", NAME, "default"), ("rc-service", NAME, "restart")),
+        install=(
+            ("rc-update", "add", NAME, "default"),
+            # A service that fell counts as started: stopped and forgotten first.
+            ("rc-service", "--ifstarted", NAME, "stop"),
+            ("rc-service", NAME, "zap"),
+            ("rc-service", NAME, "start"),
+        ),
         remove=(("rc-service", NAME, "stop"), ("rc-update", "del", NAME, "default")),
         stop_seconds=service.stop_seconds,
     )

@@ -3,7 +3,7 @@ supervises itself."""
 
 from __future__ import annotations
 
-from colibri_kit.deploy.services import NAME, Rendered, Service
+from colibri_kit.deploy.services import NAME, Rendered, Service, shell
 
 #: At boot: Debian's links, or the folder of S files that busybox' rcS goes through.
 _ENABLE = """
@@ -19,8 +19,6 @@ if command -v update-rc.d >/dev/null 2>&1; then update-rc.d -f "$1" remove; fi
 
 def render(service: Service) -> Rendered:
     """``/etc/init.d/colibri``. The engine holds its budget itself; ulimit guards the rest."""
-    arguments = " ".join(service.supervised)
-    user = ":".join([service.user, *service.groups[:1]])
     text = f"""\
 #!/bin/sh
 ### BEGIN INIT INFO
@@ -31,39 +29,12 @@ def render(service: Service) -> Rendered:
 # Default-Stop:      0 1 6
 # Short-Description: colibri Mixture-of-Experts engine
 ### END INIT INFO
-ENGINE={service.engine}
-LOG={service.prefix}/log/engine.log
-PIDFILE=/var/run/{NAME}.pid
-LOG_MAX=16384 # KiB: what is longer at a start becomes engine.log.1
-
-alive() {{ [ -f "$PIDFILE" ] && kill -0 "$(cat "$PIDFILE")" 2>/dev/null; }}
-
-start() {{
-    alive && return 0
-    [ -x "$ENGINE" ] || {{ echo "no $ENGINE" >&2; return 5; }}
-    ulimit -c 0
-    ulimit -l unlimited 2>/dev/null
-    mkdir -p /run/{NAME} && chown {service.user} /run/{NAME}
-    if [ -f "$LOG" ] && [ "$(du -k "$LOG" | cut -f 1)" -gt "$LOG_MAX" ]; then mv -f "$LOG" "$LOG.1"; fi
-    touch "$LOG" && chown {service.user} "$LOG"
-    start-stop-daemon -S -b -m -p "$PIDFILE" -c {user} -x /bin/sh -- \\
-        -c 'exec "$0" "$@" >>'"$LOG"' 2>&1' "$ENGINE" {arguments}
-}}
-
-stop() {{
-    alive || return 0
-    kill -TERM "$(cat "$PIDFILE")"
-    n=0
-    while alive && [ $n -lt {service.stop_seconds} ]; do sleep 1; n=$((n + 1)); done
-    alive && kill -KILL "$(cat "$PIDFILE")"
-    rm -f "$PIDFILE"
-}}
-
+{shell.functions(service)}
 case "$1" in
-start) start ;;
-stop) stop ;;
-restart|force-reload) stop; start ;;
-reload) alive && kill -HUP "$(cat "$PIDFILE")" ;;
+start) engine_start ;;
+stop) engine_stop ;;
+restart|force-reload) engine_stop; engine_start ;;
+reload) engine_reload ;;
 status) if alive; then echo running; else echo stopped; exit 3; fi ;;
 *) echo "usage: $0 start|stop|restart|reload|status" >&2; exit 2 ;;
 esac

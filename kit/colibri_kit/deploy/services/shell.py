@@ -1,0 +1,43 @@
+"""The shell functions that init scripts have in common. They need sh and any start-stop-daemon
+(dpkg's, busybox', OpenRC's): only the short options that all three have are used."""
+
+from __future__ import annotations
+
+from colibri_kit.deploy.services import NAME, Service
+
+
+def functions(service: Service) -> str:
+    """``alive``, ``engine_start``, ``engine_stop``, ``engine_reload``; ``$PIDFILE`` and ``$LOG`` are set."""
+    user = ":".join([service.user, *service.groups[:1]])
+    return f"""\
+ENGINE={service.engine}
+LOG={service.prefix}/log/engine.log
+LOG_MAX=16384 # KiB: what is longer at a start becomes engine.log.1
+PIDFILE=/run/{NAME}.pid
+
+alive() {{ [ -f "$PIDFILE" ] && kill -0 "$(cat "$PIDFILE")" 2>/dev/null; }}
+
+engine_start() {{
+    alive && return 0
+    [ -x "$ENGINE" ] || {{ echo "no $ENGINE" >&2; return 5; }}
+    ulimit -c 0
+    ulimit -l unlimited 2>/dev/null
+    mkdir -p /run/{NAME} && chown {service.user} /run/{NAME}
+    if [ -f "$LOG" ] && [ "$(du -k "$LOG" | cut -f 1)" -gt "$LOG_MAX" ]; then mv -f "$LOG" "$LOG.1"; fi
+    touch "$LOG" && chown {service.user} "$LOG"
+    rm -f "$PIDFILE"
+    start-stop-daemon -S -b -m -p "$PIDFILE" -c {user} -x /bin/sh -- \\
+        -c 'exec "$0" "$@" >>'"$LOG"' 2>&1' "$ENGINE" {" ".join(service.supervised)}
+}}
+
+engine_stop() {{
+    alive || return 0
+    kill -TERM "$(cat "$PIDFILE")"
+    n=0
+    while alive && [ $n -lt {service.stop_seconds} ]; do sleep 1; n=$((n + 1)); done
+    alive && kill -KILL "$(cat "$PIDFILE")"
+    rm -f "$PIDFILE"
+}}
+
+engine_reload() {{ alive && kill -HUP "$(cat "$PIDFILE")"; }}
+"""

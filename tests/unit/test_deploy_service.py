@@ -8,17 +8,15 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from colibri_kit.config import load_board, load_recipe
-from colibri_kit.config.recipe import Service as Wanted
 from colibri_kit.deploy import act, back, health, job, keeper, plan, services, serving
 from colibri_kit.deploy.model import Parcel, Part
 from colibri_kit.deploy.record import check_of
 from colibri_kit.deploy.services import install
-from colibri_kit.errors import ConfigError, PreflightError, UsageError
+from colibri_kit.errors import PreflightError
 from colibri_kit.transport.base import Completed, sh_join
 from colibri_kit.transport.fake import FakeTransport
 
@@ -42,94 +40,6 @@ def rendered(spec: serving.Spec, settings: plan.Settings = SETTINGS) -> services
     made = services.render(spec.kind, services.of_spec("/opt/colibri", "colibri", settings, spec))
     assert made is not None
     return made
-
-
-# ---- recipes ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(p.name for p in RECIPES.glob("*.yaml")))
-def test_shipped_recipes_load(name: str) -> None:
-    recipe, model = load_recipe(str(RECIPES / name))
-    assert model.is_absolute()
-    if recipe.service is not None:
-        assert rendered(spec_of(name)).text
-
-
-def test_every_key_of_the_service_reaches_the_engine() -> None:
-    """Each key that is an option of `serve` is a line of the options file, or a word of the command."""
-    values: dict[str, Any] = {
-        "listen": "127.0.0.1:9", "unix": "/run/colibri/s", "token_file": "/etc/t", "allow_host": ("a", "b"),
-        "log": "json", "hot_swap": True, "lock": True, "body": 4096,
-    }  # fmt: skip
-    keys = Wanted.options_keys()
-    options = serving.ServeOptions(**{key: values.get(key, 7) for key in keys})
-    text = serving.Spec("systemd", options).options_text(plan.Settings(ctx=512, kv="q8_0"))
-    words = [*text.splitlines()[1:], " ".join(options.address())]
-    assert sorted(words) == sorted(
-        ["ctx 512", "kv q8_0", "--listen 127.0.0.1:9 --unix /run/colibri/s", "token-file /etc/t",
-         "allow-host a", "allow-host b", "log json", "hot-swap", "lock", "body 4096", "health-interval 30",
-         *(f"{key.replace('_', '-')} 7" for key in keys if key not in values)]
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("service: {listn: 127.0.0.1:1}", "unknown key 'service.listn'; did you mean 'listen'"),
-        ("service: {listen: board.local:80}", "service.listen"),
-        ("service: {listen: none}", "nobody able to ask"),
-        ("service: {unix: /tmp/x.sock}", "service.unix"),
-        ("service: {unix: /run/colibri/../x}", "service.unix"),
-        ("service: {token_file: tokens}", "service.token_file"),
-        ('service: {token_file: "/etc/a b"}', "service.token_file"),
-        ("service: {allow_host: ['a b']}", "service.allow_host"),
-        ("service: {sequences: 33}", "a batch of at least as many"),
-        ("service: {sequences: 65, batch: 256}", "service.sequences"),
-        ("service: {queue: 0}", "service.queue"),
-        ("service: {body: 512}", "service.body"),
-        ("service: {body: 1KiB, drain: 1h}", "service.drain: expected a whole number"),
-        ("service: {watchdog: 1}", "service.watchdog"),
-        ("service: {restart: sometimes}", "service.restart"),
-        ("service: {lock: yes}", "service.lock: expected true or false"),
-        ("weights: fast", "weights"),
-        ("cache_experts: some", "cache_experts"),
-        ("check: {expekt: x}", "did you mean 'expect'"),
-        ("check: {max_new: 513}", "check.max_new"),
-    ],
-)
-def test_wrong_recipes_are_refused_with_their_place(text: str, told: str, tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(f"name: r\nmodel: m.coli\nboard: rpi4\n{text}\n")
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(str(path))
-    assert told in caught.value.message and f"{path}:4:" in caught.value.message
-
-
-def test_outside_needs_a_token() -> None:
-    found, _ = load_recipe(str(RECIPES / "rpi4-gateway.yaml"))
-    assert found.service is not None
-    bare = found.model_copy(update={"service": found.service.model_copy(update={"token_file": None})})
-    with pytest.raises(UsageError, match="token_file is needed"):
-        job.service_of(load_board("rpi4"), parcel(), SETTINGS, bare)
-    for listen, outside in [
-        ("127.0.0.1:1", False), ("127.8.0.1:1", False), ("[::1]:1", False), ("localhost:1", False),
-        ("none", False), ("0.0.0.0:1", True), ("[::]:1", True), ("10.0.0.1:1", True),
-    ]:  # fmt: skip
-        assert serving.ServeOptions(listen=listen).outside is outside, listen
-    with pytest.raises(UsageError, match="no service manager"):
-        job.service_of(load_board("host"), parcel(), SETTINGS, None)
-
-
-def test_watchdog_outlasts_one_piece_of_a_prompt() -> None:
-    """4 GB: a Pi 4's card reads them in 97.6 s; 32 tokens through them take 34.6 s of its memory."""
-    pi = load_board("rpi4")
-    assert serving.watchdog_seconds(4 * 10**9, pi) == 240  # 30 + 1.5 * 132.2 = 228, in whole minutes
-    assert serving.watchdog_seconds(10**6, pi) == 60
-    assert serving.watchdog_seconds(10**12, pi) == 3600
-    assert spec_of("rpi4-gateway.yaml").watchdog == 600
-    # Three checks of the engine's own are no sooner.
-    for seconds in (2, 60, 61, 240, 3600):
-        assert 3 * serving.self_check_seconds(seconds) >= seconds
 
 
 # ---- what a board's record may say ---------------------------------------------------
@@ -360,6 +270,23 @@ def test_device_group(tmp_path: Path) -> None:
     assert install.groups(FakeTransport({"": run}), "tty:/dev/no-such-tty@921600") == ("dialout",)
     assert install.groups(FakeTransport(), "tcp:10.0.0.1:7") == ()
     assert install.groups(FakeTransport(), "") == ()
+
+
+@pytest.mark.parametrize(("total", "budget", "freed", "fits"), [
+    (100, 200, False, False), (100, 200, True, True), (201, 200, True, False), (100, 0, True, False),
+])  # fmt: skip
+def test_memory_of_the_service_that_will_have_ended_counts_as_free(
+    total: int, budget: int, freed: bool, fits: bool
+) -> None:
+    """The machine has too little left now; what counts once the old service is gone is the budget."""
+
+    def engine(call: list[str], _stdin: bytes) -> Completed:
+        out = json.dumps({"ledger": {"total": total}}).encode() if "--json" in call else b"the sum"
+        return Completed(4, out, b"error: the machine has 1 MiB left")
+
+    told = health.memory(FakeTransport({"plan": engine}), "/r", plan.Settings(budget=budget), freed=freed)
+    assert (told == "") is fits
+    assert fits or told.startswith("the sum")
 
 
 def test_leaving_a_service_behind(monkeypatch: pytest.MonkeyPatch) -> None:

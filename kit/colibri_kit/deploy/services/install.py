@@ -75,7 +75,7 @@ def user(transport: Transport, wanted: str = "") -> str:
     Raises:
         PreflightError: the board has no such user.
     """
-    if wanted:
+    if wanted and wanted != NAME:
         if transport.run(["id", "-u", wanted]).rc != 0:
             raise PreflightError(
                 f"{transport.describe()} has no user {wanted}, which service.user names",

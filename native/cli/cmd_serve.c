@@ -16,6 +16,8 @@
 #include "serve_options.h"
 #include "sys.h"
 #if !defined(_WIN32)
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 #endif
@@ -52,6 +54,23 @@ static int plan(struct serve *v, struct cb_ledger *ledger, struct cb_err *err)
 }
 
 #if !defined(_WIN32)
+/* Started with one of them closed, the next file that is opened would get its
+ * number, and lines for the journal would go there. */
+static void fill_standard_files(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)open("/dev/null", O_RDWR);
+}
+
+/* A pipe that nobody reads any more is full at some time: what is printed with
+ * stdio would wait for ever. */
+static int journal_takes(void)
+{
+    struct pollfd p = {2, POLLOUT, 0};
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLOUT) != 0;
+}
+
 static void block_signals(void)
 {
     sigset_t set;
@@ -62,6 +81,7 @@ static void block_signals(void)
     sigaddset(&set, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a journal in a file at its limit */
 }
 
 /* While the model is loaded nobody reads the blocked signals: this thread ends
@@ -82,14 +102,32 @@ static void *guard_load(void *arg)
 
 static void say_refused(const struct serve *v, const struct cb_err *err)
 {
-    struct cb_log log = {v->opt.log_fd, v->opt.log_json};
+    struct cb_log log;
+    cb_log_open(&log, v->opt.log_fd, v->opt.log_json, NULL);
     cb_log_say(log, "error", "options_refused", err->msg);
+    cb_log_close(&log);
+}
+
+/* --token-deadline, from the engine's watchdog. */
+static void say_slow(void *ud, uint32_t layer, int32_t expert, uint64_t ms)
+{
+    const struct serve *v = ud;
+    struct cb_log log;
+    struct cb_line l;
+    cb_log_open(&log, v->opt.log_fd, v->opt.log_json, NULL);
+    cb_line_begin(&l, log, "warning", "slow_token");
+    cb_line_u64(&l, "layer", layer);
+    if (expert >= 0)
+        cb_line_u64(&l, "expert", (uint64_t)expert);
+    cb_line_u64(&l, "ms", ms);
+    cb_line_end(&l);
+    cb_log_close(&log);
 }
 
 static void print_start(const struct serve *v, const struct cb_engine *e, const struct cb_ledger *l)
 {
     char mine[32], all[32];
-    if (v->log_json) /* a journal of JSON lines only: "ready" says it there */
+    if (v->log_json || !journal_takes()) /* of JSON lines only: "ready" says it there */
         return;
     cli_print_start(stderr, e, &v->model);
     fprintf(stderr, "server %s for %u connections and %u requests; with it %s in all\n",
@@ -119,9 +157,23 @@ static void block_signals(void)
 {
 }
 
+static void fill_standard_files(void)
+{
+}
+
+static int journal_takes(void)
+{
+    return 1;
+}
+
 static void say_refused(const struct serve *v, const struct cb_err *err)
 {
     (void)v, (void)err;
+}
+
+static void say_slow(void *ud, uint32_t layer, int32_t expert, uint64_t ms)
+{
+    (void)ud, (void)layer, (void)expert, (void)ms;
 }
 
 static int load(struct serve *v, struct cb_engine **e, const struct cb_ledger *l, struct cb_err *err)
@@ -130,6 +182,11 @@ static int load(struct serve *v, struct cb_engine **e, const struct cb_ledger *l
     return cb_fail(err, CB_EUNSUPPORTED, "serve is not available on Windows");
 }
 #endif
+
+static int say_error(const struct serve *v, const struct cb_err *err)
+{
+    return journal_takes() ? cli_error(&v->args, err) : cli_exit_status(err->code);
+}
 
 /* After a thread that cannot be joined nothing may be torn down. */
 static void leave_stuck(void)
@@ -146,9 +203,11 @@ static int serve_once(struct serve *v)
     struct cb_engine *e = NULL;
     int status = EXIT_OK;
     block_signals();
+    v->model.opt.on_stuck = say_slow;
+    v->model.opt.stuck_ud = v;
     int rc = plan(v, &ledger, &err);
     if (rc < 0)
-        return cli_error(&v->args, &err);
+        return say_error(v, &err);
     rc = cb_serve_open(&v->opt, &s, &err);
     if (rc == CB_OK)
         rc = load(v, &e, &ledger, &err);
@@ -158,8 +217,10 @@ static int serve_once(struct serve *v)
         leave_stuck();
     if (rc == CB_SERVE_KILLED)
         _Exit(EXIT_TERMINATED);
+    if (rc == CB_SERVE_LEFT)
+        _Exit(EXIT_OK);
     if (rc < 0)
-        status = cli_error(&v->args, &err);
+        status = say_error(v, &err);
     cb_serve_close(s);
     cb_engine_close(e);
     return status;
@@ -184,6 +245,7 @@ int verb_serve(int argc, char **argv)
     struct serve *v = &both[0];
     struct cb_err err = {0, ""};
     int status = EXIT_OK;
+    fill_standard_files();
     v->other = &both[1];
     both[1].other = v;
     v->argc = argc;

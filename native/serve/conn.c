@@ -242,6 +242,16 @@ static uint64_t passed(uint64_t since, uint64_t now)
     return now > since ? now - since : 0;
 }
 
+/* A reader that stands still, or that takes a few bytes at a time for ever: what
+ * a request holds is freed --io-timeout after its deadline at the latest. */
+static int too_slow(const struct cb_server *s, const struct cb_conn *c, uint64_t now)
+{
+    uint64_t io = s->opt.io_s * SECOND;
+    if (out_empty(c))
+        return 0;
+    return passed(c->t_moved, now) > io || passed(c->t_state, now) > s->opt.deadline_s * SECOND + io;
+}
+
 void cb_conn_tick(struct cb_server *s, struct cb_conn *c, uint64_t now)
 {
     uint64_t io = s->opt.io_s * SECOND, idle = s->opt.idle_s * SECOND;
@@ -256,7 +266,7 @@ void cb_conn_tick(struct cb_server *s, struct cb_conn *c, uint64_t now)
             answer_refusal(s, c, 408, "the request did not come in time");
             cb_conn_progress(s, c);
         }
-    } else if (c->state == CB_CONN_ANSWER && !out_empty(c) && passed(c->t_moved, now) > io) {
+    } else if (c->state == CB_CONN_ANSWER && too_slow(s, c, now)) {
         s->m.timeouts++;
         cb_conn_close(s, c);
     }

@@ -3,10 +3,84 @@
 #define _GNU_SOURCE
 #include "serve/log.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#define CUT_OFF (UINT32_C(1) << 31)
+
+/* O_NONBLOCK belongs to the open file, which a shell or a parent shares: opened
+ * once more by its name in /proc it has flags of its own. */
+void cb_log_open(struct cb_log *log, int fd, int json, _Atomic uint32_t *lost)
+{
+    char path[40];
+    struct stat st;
+    *log = (struct cb_log){.fd = fd, .json = json, .lost = lost};
+    if (fstat(fd, &st) != 0 || S_ISREG(st.st_mode))
+        return;
+    log->way = S_ISSOCK(st.st_mode) ? CB_LOG_SEND : CB_LOG_POLL;
+    if (log->way == CB_LOG_SEND)
+        return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int again = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (again < 0)
+        return;
+    log->fd = again;
+    log->own = 1;
+    log->way = CB_LOG_PLAIN;
+}
+
+void cb_log_close(struct cb_log *log)
+{
+    if (log->own)
+        close(log->fd);
+    log->own = 0;
+}
+
+/* 1 = all of it is out; 0 = nothing; -1 = a part. */
+static int put(const struct cb_log *log, const char *p, size_t n)
+{
+    struct pollfd ready = {log->fd, POLLOUT, 0};
+    ssize_t done = -1;
+    if (log->way == CB_LOG_SEND)
+        done = send(log->fd, p, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    else if (log->way == CB_LOG_PLAIN || (poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT) != 0))
+        done = write(log->fd, p, n);
+    return done <= 0 ? 0 : (size_t)done == n ? 1 : -1;
+}
+
+static void lose(const struct cb_log *log, uint32_t lines, int how)
+{
+    if (log->lost == NULL)
+        return;
+    atomic_fetch_add(log->lost, lines);
+    if (how < 0)
+        atomic_fetch_or(log->lost, CUT_OFF);
+}
+
+/* What was left out before is said first. 1 = it is said, or there is nothing. */
+static int say_lost(const struct cb_log *log)
+{
+    struct cb_line l;
+    uint32_t lost = log->lost != NULL ? atomic_exchange(log->lost, 0) : 0;
+    if (lost == 0)
+        return 1;
+    cb_line_begin(&l, (struct cb_log){.json = log->json}, "warning", "journal_lost");
+    cb_line_u64(&l, "lines", lost & ~CUT_OFF);
+    cb_buf_str(&l.b, log->json ? "}\n" : "\n");
+    int whole = lost & CUT_OFF ? put(log, "\n", 1) : 1;
+    if (whole == 1)
+        whole = put(log, l.text, l.b.n);
+    if (whole == 1)
+        return 1;
+    lose(log, lost & ~CUT_OFF, lost & CUT_OFF ? -1 : whole);
+    return 0;
+}
 
 void cb_line_begin(struct cb_line *l, struct cb_log log, const char *level, const char *event)
 {
@@ -55,8 +129,9 @@ void cb_line_end(struct cb_line *l)
     l->b.full = 0;
     l->b.cap = sizeof l->text;
     cb_buf_str(&l->b, l->log.json ? "}\n" : "\n");
-    ssize_t done = write(l->log.fd, l->text, l->b.n);
-    (void)done; /* a journal that is gone is no reason to stop */
+    int whole = say_lost(&l->log) ? put(&l->log, l->text, l->b.n) : 0;
+    if (whole != 1)
+        lose(&l->log, 1, whole);
 }
 
 void cb_log_say(struct cb_log log, const char *level, const char *event, const char *message)

@@ -63,12 +63,13 @@ void cb_serve_close(struct cb_server *s); /* NULL is fine */
 enum cb_serve_end {
     CB_SERVE_DRAINED = 0, /* SIGTERM or SIGINT, all answered or the limit passed */
     CB_SERVE_KILLED = 1,  /* a second such signal */
-    CB_SERVE_STUCK = 2    /* three self-checks failed: the engine's thread cannot be joined */
+    CB_SERVE_STUCK = 2,   /* three self-checks failed: the engine's thread cannot be joined */
+    CB_SERVE_LEFT = 3     /* as DRAINED, but the engine's thread is still loading a release */
 };
 /* Answers until it ends; the golden has been checked. ledger has the server's
  * line. SIGTERM, SIGINT, SIGHUP must be blocked in every thread. Returns an
- * enum cb_serve_end or a negative code. After CB_SERVE_STUCK nothing may be
- * closed; only _exit() is left. */
+ * enum cb_serve_end or a negative code. After CB_SERVE_STUCK and
+ * CB_SERVE_LEFT nothing may be closed; only _exit() is left. */
 int cb_serve_run(struct cb_server *s, struct cb_engine *e, const struct cb_ledger *ledger,
                  struct cb_err *err);
 

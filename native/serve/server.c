@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/os.h"
@@ -18,25 +19,43 @@
 #define BACKLOG 64
 #define TICK_MS 200
 #define IDLE_MS 1000 /* nobody is connected: a board may sleep */
+#define SLOW_NS (2 * SECOND)     /* a request that arrives slower may have to make room */
+#define ACCEPT_PAUSE_NS (SECOND / 5)
 #define SOCKET_BYTES (64 * 1024) /* of the kernel's, one way: a slow reader costs no more */
 
 /* ---- new connections ---------------------------------------------------- */
 
-/* A free place, or that of the connection that has been idle longest. */
+/* How readily a connection gives up its place: idle ones first, then those whose
+ * request has been on its way for longer than an honest one takes; 0 = never. */
+static int rank_place(const struct cb_conn *c, uint64_t now)
+{
+    if (c->state == CB_CONN_LINGER || (c->state == CB_CONN_HEAD && c->n_in == 0))
+        return 2;
+    int arriving = c->state == CB_CONN_HEAD || c->state == CB_CONN_BODY;
+    return arriving && now > c->t_state && now - c->t_state > SLOW_NS;
+}
+
+/* A free place, or that of the connection that has waited longest. */
 static struct cb_conn *find_place(struct cb_server *s)
 {
-    struct cb_conn *idle = NULL;
+    struct cb_conn *best = NULL;
+    uint64_t now = cb_os_now_ns();
+    int best_rank = 0;
     for (uint32_t i = 0; i < s->opt.connections; i++) {
         struct cb_conn *c = &s->conn[i];
+        int rank = rank_place(c, now);
         if (c->state == CB_CONN_FREE)
             return c;
-        int waits = c->state == CB_CONN_LINGER || (c->state == CB_CONN_HEAD && c->n_in == 0);
-        if (waits && (idle == NULL || c->t_state < idle->t_state))
-            idle = c;
+        if (rank > best_rank || (rank > 0 && rank == best_rank && c->t_state < best->t_state)) {
+            best = c;
+            best_rank = rank;
+        }
     }
-    if (idle != NULL)
-        cb_conn_close(s, idle);
-    return idle;
+    if (best_rank == 1)
+        s->m.timeouts++;
+    if (best != NULL)
+        cb_conn_close(s, best);
+    return best;
 }
 
 static void turn_away(struct cb_server *s, int fd)
@@ -51,9 +70,13 @@ static void turn_away(struct cb_server *s, int fd)
 static void take_connections(struct cb_server *s, int which)
 {
     for (int n = 0; n < BACKLOG; n++) {
-        int on = 1, bytes = SOCKET_BYTES, fd = accept4(s->listen_fd[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0)
+        int on = 1, bytes = SOCKET_BYTES;
+        int fd = accept4(s->listen_fd[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) { /* no descriptor, no memory: the socket stays readable meanwhile */
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+                s->t_accept = cb_os_now_ns() + ACCEPT_PAUSE_NS;
             return;
+        }
         struct cb_conn *c = find_place(s);
         if (c == NULL) {
             turn_away(s, fd);
@@ -166,11 +189,12 @@ static int drained(struct cb_server *s, uint64_t now)
 static nfds_t fill_poll(struct cb_server *s, int *ms)
 {
     nfds_t n = 0;
-    *ms = IDLE_MS;
+    int paused = s->t_accept > cb_os_now_ns();
+    *ms = paused ? TICK_MS : IDLE_MS;
     s->pfd[n++] = (struct pollfd){s->signal_fd, POLLIN, 0};
     s->pfd[n++] = (struct pollfd){s->wake_fd[0], POLLIN, 0};
-    s->pfd[n++] = (struct pollfd){s->listen_fd[0], POLLIN, 0};
-    s->pfd[n++] = (struct pollfd){s->listen_fd[1], POLLIN, 0};
+    for (int i = 0; i < 2; i++)
+        s->pfd[n++] = (struct pollfd){paused ? -1 : s->listen_fd[i], POLLIN, 0};
     for (uint32_t i = 0; i < s->opt.connections; i++) {
         const struct cb_conn *c = &s->conn[i];
         s->pfd[n++] = (struct pollfd){c->fd, c->fd >= 0 ? cb_conn_events(c) : (short)0, 0};
@@ -199,9 +223,11 @@ static void serve_connection(struct cb_server *s, struct cb_conn *c, short got, 
 static void turn(struct cb_server *s)
 {
     char drop[256];
+    struct timespec pause = {0, 50 * 1000 * 1000};
     int ms = 0;
     nfds_t n = fill_poll(s, &ms);
-    (void)poll(s->pfd, n, ms);
+    if (poll(s->pfd, n, ms) < 0 && errno != EINTR)
+        nanosleep(&pause, NULL); /* out of memory, perhaps: not in a tight loop */
     uint64_t now = cb_os_now_ns();
     while (read(s->wake_fd[0], drop, sizeof drop) == (ssize_t)sizeof drop) {
     }
@@ -276,6 +302,14 @@ static int begin(struct cb_server *s, struct cb_err *err)
     return CB_OK;
 }
 
+static int is_swapping(struct cb_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int yes = s->swapping;
+    pthread_mutex_unlock(&s->lock);
+    return yes;
+}
+
 int cb_serve_run(struct cb_server *s, struct cb_engine *e, const struct cb_ledger *ledger,
                  struct cb_err *err)
 {
@@ -295,6 +329,10 @@ int cb_serve_run(struct cb_server *s, struct cb_engine *e, const struct cb_ledge
             cb_log_say(s->log, "error", "giving_up", "the engine made no progress in three checks");
             return CB_SERVE_STUCK;
         }
+    }
+    if (is_swapping(s)) { /* reading a model may take minutes, and nobody needs it any more */
+        cb_log_say(s->log, "info", "stopped", "a release was being loaded");
+        return CB_SERVE_LEFT;
     }
     if (cb_worker_stop(s) != 0) {
         cb_log_say(s->log, "error", "giving_up", "the engine's thread does not end");

@@ -68,6 +68,7 @@ struct cb_server {
     uint32_t release;
     struct cb_tokens tokens;
     struct cb_log log;
+    _Atomic uint32_t log_lost;
     struct cb_notify notify;
     struct cb_metrics m;
     uint64_t t_open, created;
@@ -98,7 +99,7 @@ struct cb_server {
     void *stack;
     uint64_t beat_progress, t_beat, health_progress, t_health;
     uint32_t health_failed;
-    uint64_t t_drain;
+    uint64_t t_drain, t_accept;    /* t_accept: no new connections before */
     int signals;                   /* SIGTERM and SIGINT seen */
     void *block;
     uint64_t block_bytes;

@@ -274,7 +274,7 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
     lay_out(s, &a);
     s->listen_fd[0] = s->listen_fd[1] = s->wake_fd[0] = s->wake_fd[1] = s->signal_fd = -1;
     s->notify.fd = -1;
-    s->log = (struct cb_log){o->log_fd, o->log_json};
+    cb_log_open(&s->log, o->log_fd, o->log_json, &s->log_lost);
     s->t_open = cb_os_now_ns();
     s->created = (uint64_t)time(NULL);
     if (getrandom(&s->next_number, sizeof s->next_number, GRND_NONBLOCK) != sizeof s->next_number)
@@ -318,6 +318,7 @@ void cb_serve_close(struct cb_server *s)
     close_fd(&s->wake_fd[1]);
     close_fd(&s->signal_fd);
     cb_notify_close(&s->notify);
+    cb_log_close(&s->log);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
     cb_arena_forget(s->block, s->block_bytes);

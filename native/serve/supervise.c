@@ -25,6 +25,7 @@
 struct parent {
     const struct cb_supervise *opt;
     struct cb_log log;
+    _Atomic uint32_t log_lost;
     struct cb_notify notify;
     sigset_t set;
     int signal_fd, beat_fd;
@@ -52,6 +53,7 @@ static int start(struct parent *p)
         close(fd[0]);
         close(p->signal_fd);
         cb_notify_close(&p->notify);
+        cb_log_close(&p->log);
         p->opt->child(p->opt->arg, fd[1]);
         _exit(1);
     }
@@ -190,7 +192,9 @@ int cb_supervise(const struct cb_supervise *s)
     struct parent p;
     memset(&p, 0, sizeof p);
     p.opt = s;
-    p.log = (struct cb_log){s->log_fd, s->log_json};
+    cb_log_open(&p.log, s->log_fd, s->log_json, &p.log_lost);
+    signal(SIGPIPE, SIG_IGN); /* a journal that is gone is no reason to stop, nor a full one */
+    signal(SIGXFSZ, SIG_IGN);
     p.beat_fd = -1;
     sigemptyset(&p.set);
     sigaddset(&p.set, SIGTERM);
@@ -204,6 +208,7 @@ int cb_supervise(const struct cb_supervise *s)
     cb_notify_open(&p.notify, -1);
     int status = keep_up(&p);
     cb_notify_close(&p.notify);
+    cb_log_close(&p.log);
     close(p.signal_fd);
     return status;
 }

@@ -17,7 +17,7 @@
 #include "serve/logprob.h"
 #include "serve/server.h"
 
-#define STOP_S 10 /* longer than a step takes, even on a slow board */
+#define STOP_NS (UINT64_C(10) * 1000000000) /* longer than a step takes, even on a slow board */
 
 void cb_worker_wake(struct cb_server *s)
 {
@@ -457,14 +457,16 @@ int cb_worker_start(struct cb_server *s, struct cb_err *err)
 
 int cb_worker_stop(struct cb_server *s)
 {
-    struct timespec until;
+    struct timespec pause = {0, 5 * 1000 * 1000};
     pthread_mutex_lock(&s->lock);
     s->stop = 1;
     cb_worker_wake(s);
     pthread_mutex_unlock(&s->lock);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += STOP_S;
-    return pthread_timedjoin_np(s->worker, NULL, &until) == 0 ? 0 : -1;
+    /* pthread_timedjoin_np() would go by a clock that may be set meanwhile. */
+    for (uint64_t end = cb_os_now_ns() + STOP_NS; cb_os_now_ns() < end; nanosleep(&pause, NULL))
+        if (pthread_tryjoin_np(s->worker, NULL) == 0)
+            return 0;
+    return -1;
 }
 #else
 typedef int cb_serve_worker_is_posix;

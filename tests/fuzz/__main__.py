@@ -17,7 +17,7 @@ from tests.fuzz.targets import TARGETS, Target
 
 def one(target: Target, seconds: float, folder: Path, add: bool) -> tuple[Result, int]:
     result = fuzz(target, seconds, folder)
-    return result, keep(target, folder) if add and not result.finding else 0
+    return result, keep(target, folder) if add and not target.seeds_in and not result.finding else 0
 
 
 def main() -> int:
@@ -25,7 +25,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10, help="of each target")
     parser.add_argument("--only", action="append", choices=sorted(TARGETS), help="may be repeated")
     parser.add_argument("--jobs", type=int, default=2, help="targets at once")
-    parser.add_argument("--keep", action="store_true", help="add what reaches new code to the kept seeds")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="add what reaches new code to the kept seeds (frame: only written ones)",
+    )
     options = parser.parse_args()
     names = options.only or list(TARGETS)
     top = Path(tempfile.mkdtemp(prefix="colibri-fuzz-"))

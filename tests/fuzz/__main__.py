@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="add what reaches new code to the kept seeds (frame: only written ones)",
+        help="add what reaches new code to the kept seeds",
     )
     options = parser.parse_args()
     names = options.only or list(TARGETS)

@@ -57,7 +57,7 @@ system:
 
 # All folders but tests/board, and of that one board from start to rollback.
 TESTS ?= $(filter-out tests/board tests/data tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
-         tests/board/test_board_parts.py tests/board/test_board_virtual.py
+         tests/board/test_board_parts.py tests/board/test_appliance_prompt.py tests/board/test_board_virtual.py
 test: setup system
 	python -m pytest $(TESTS) $(ARGS)
 

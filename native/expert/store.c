@@ -23,17 +23,37 @@ static void fill_record(struct cb_record *r, const struct cb_expert_entry *e, ui
     }
 }
 
+/* Decimal digits at *at; moves past them. -1: none, or more than fits an int. */
+static long take_number(const char **at)
+{
+    long v = 0;
+    const char *p = *at;
+    for (; *p >= '0' && *p <= '9' && v <= INT32_MAX / 10 - 1; p++)
+        v = 10 * v + (*p - '0');
+    if (p == *at || (*p >= '0' && *p <= '9'))
+        return -1;
+    *at = p;
+    return v;
+}
+
+static const char *past_blanks(const char *p)
+{
+    return p + strspn(p, " \t\r");
+}
+
 static int parse_pin(struct cb_store *s, const char *line, struct cb_err *err)
 {
-    unsigned layer, expert;
-    int n = 0;
-    if (line[0] == '#' || line[0] == '\0')
+    const char *at = past_blanks(line);
+    if (*at == '#' || *at == '\0')
         return 0;
-    if (sscanf(line, "%u %u %n", &layer, &expert, &n) != 2 || line[n] != '\0' ||
-        layer < s->first_layer || layer - s->first_layer >= s->n_layer || expert >= s->n_expert)
+    long layer = take_number(&at);
+    at = past_blanks(at);
+    long expert = take_number(&at);
+    if (layer < 0 || expert < 0 || *past_blanks(at) != '\0' || layer < (long)s->first_layer ||
+        layer - (long)s->first_layer >= (long)s->n_layer || expert >= (long)s->n_expert)
         return cb_fail(err, CB_EINVAL, "pin file: \"%.60s\" is no \"layer expert\" of this model",
                        line);
-    cb_store_record(s, layer - s->first_layer, expert)->pinned = 1;
+    cb_store_record(s, (uint32_t)layer - s->first_layer, (uint32_t)expert)->pinned = 1;
     return 0;
 }
 

@@ -3,6 +3,7 @@
  * checksums run beside the reads. */
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "model/layout.h"
@@ -37,8 +38,6 @@ static int read_checked(const struct cb_os_file *file, void *to, uint64_t size, 
 /* Where cb_layout put dense tensor `name`, or NULL when it has no use for it. */
 static void *dense_place(const struct cb_release *rel, const char *name)
 {
-    unsigned il = 0;
-    int n = 0;
     const struct {
         const char *name;
         const void *p;
@@ -49,10 +48,11 @@ static void *dense_place(const struct cb_release *rel, const char *name)
     for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
         if (strcmp(name, top[i].name) == 0)
             return (void *)(uintptr_t)top[i].p;
-    if (sscanf(name, "blk.%u.%n", &il, &n) != 1 || n == 0 || il >= rel->m.n_layer)
+    unsigned long il = strncmp(name, "blk.", 4) == 0 ? strtoul(name + 4, NULL, 10) : rel->m.n_layer;
+    if (il >= rel->m.n_layer)
         return NULL;
-    char prefix[24]; /* the one way to write it: "blk.00." would be a second name */
-    n = snprintf(prefix, sizeof prefix, "blk.%u.", il);
+    char prefix[32]; /* the one way to write it: "blk.00." would be a second name */
+    int n = snprintf(prefix, sizeof prefix, "blk.%lu.", il);
     if (strncmp(name, prefix, (size_t)n) != 0)
         return NULL;
     const struct cb_layer *l = &rel->layer[il];

@@ -26,6 +26,9 @@ from colibri_kit.toolchain.zig import link, zig_version
 #: 400 KB was the aim before the HTTP service and the offload link were in the binary.
 SIZE_AIM_BYTES = 460_000
 
+#: Of ELF binaries; a file of native/.
+LINK_SCRIPT = "static.ld"
+
 
 @dataclass(frozen=True)
 class EnginePlan:
@@ -79,7 +82,8 @@ def plan_engine(board: Board, native: Path | None = None) -> EnginePlan:
     )
     flags = ("-target", board.target, f"-mcpu={board.mcpu}", "-O3", "-static", "-Wl,--gc-sections")
     digest = hashlib.sha256()
-    for part in (version, *flags, *sorted(board.isa), *(u.key for u in units)):
+    script = (native / LINK_SCRIPT).read_text()
+    for part in (version, *flags, script, *sorted(board.isa), *(u.key for u in units)):
         digest.update(part.encode() + b"\0")
     return EnginePlan(board, native, tuple(units), flags, digest.hexdigest()[:40])
 
@@ -195,7 +199,8 @@ def _object_list(plan: EnginePlan) -> Path:
 
 def _link_linux(plan: EnginePlan, objects: list[Path], full: Path, stripped: Path) -> int:
     board = plan.board
-    flags = [*plan.link_flags, "-g", f"-Wl,--build-id=0x{plan.build_id}"]
+    script = plan.native / LINK_SCRIPT
+    flags = [*plan.link_flags, f"-Wl,-T,{script}", "-g", f"-Wl,--build-id=0x{plan.build_id}"]
     link(flags, objects, full, _object_list(plan))
     if not elf.is_static(full):
         raise BuildError("the linked binary is not static", code="CK-BUILD-LINK")

@@ -50,6 +50,22 @@ TARGETS = {
             8192,
         ),
         Target(
+            "api",
+            "bodies of completions and chat requests",
+            (
+                "tests/fuzz/fuzz_api.c",
+                "serve/api.c",
+                "serve/http.c",
+                "core/json.c",
+                "core/err.c",
+                "core/sample.c",
+                "core/emit.c",
+                "text/utf8.c",
+                "kernels/math.c",
+            ),
+            8192,
+        ),
+        Target(
             "text",
             "UTF-8, tokenizer.coli and the text it encodes",
             ("tests/fuzz/fuzz_text.c", "text/*.c", *_CONTAINER),

@@ -52,5 +52,6 @@ def test_one_input(data: bytes) -> None:
 
 
 if __name__ == "__main__":
+    sys.argv[0] = os.environ.get("FUZZ_SELF", sys.argv[0])
     atheris.Setup(sys.argv, test_one_input)
     atheris.Fuzz()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,10 +92,15 @@ def build(target: Target) -> Path:
     return out
 
 
-def command(target: Target) -> list[str]:
+def program(target: Target, folder: Path) -> Path:
+    """What is run. libFuzzer starts its own name again to merge, so Python gets one that can be."""
     if target.sources:
-        return [str(build(target))]
-    return [sys.executable, "-m", "tests.fuzz.gguf"]
+        return build(target)
+    script = folder / "fuzz-gguf"
+    words = shlex.join([sys.executable, "-m", "tests.fuzz.gguf"])
+    script.write_text(f'#!/bin/sh\nFUZZ_SELF="$0" exec {words} "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
 def start(target: Target, *words: str, folder: Path, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -106,7 +112,7 @@ def start(target: Target, *words: str, folder: Path, timeout: float) -> subproce
     }
     limits = [f"-rss_limit_mb={RSS_LIMIT_MB}", f"-timeout={INPUT_S}", f"-max_len={target.max_len}"]
     return subprocess.run(
-        [*_SMALL, *command(target), *limits, *words],
+        [*_SMALL, str(program(target, folder)), *limits, *words],
         cwd=folder, env=env, capture_output=True, text=True, errors="replace", check=False, timeout=timeout,
     )  # fmt: skip
 

@@ -80,5 +80,8 @@ def link(flags: Sequence[str], objects: Sequence[Path], output: Path, list_file:
     """
     base = resources.cache_dir() / "objects"
     list_file.parent.mkdir(parents=True, exist_ok=True)
-    list_file.write_text("".join(f"{path.relative_to(base).as_posix()}\n" for path in objects))
+    # Another build of the same engine may be reading it: never half a list.
+    mine = list_file.with_name(f".{list_file.name}.{os.getpid()}")
+    mine.write_text("".join(f"{path.relative_to(base).as_posix()}\n" for path in objects))
+    mine.replace(list_file)
     cc([*flags, f"@{list_file}", "-o", str(output)], base)

@@ -2,17 +2,22 @@
 
 The input is a whole file. It must be refused with FormatError, or what it is read as
 must be true: tensors inside the file, apart from each other, every value in its range.
+What the converter makes of its keys may only fail with the kit's own errors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["colibri_kit.gguf"]):
-    from colibri_kit.errors import FormatError
+with atheris.instrument_imports(include=["colibri_kit.gguf", "colibri_kit.convert"]):
+    from colibri_kit.convert.adapters import map_model
+    from colibri_kit.convert.plan import make_plan
+    from colibri_kit.convert.tokenizer import export_tokenizer
+    from colibri_kit.errors import FormatError, KitError
     from colibri_kit.gguf import reader
 
 MEMORY = os.memfd_create("fuzz.gguf")
@@ -38,6 +43,13 @@ def check(g: reader.GgufFile, size: int) -> None:
             assert len(value) <= info.end - info.start
 
 
+def convert(g: reader.GgufFile) -> None:
+    with contextlib.suppress(KitError):
+        make_plan(map_model(g), None)
+    with contextlib.suppress(KitError):
+        export_tokenizer(g.kv)
+
+
 def test_one_input(data: bytes) -> None:
     os.ftruncate(MEMORY, 0)
     os.pwrite(MEMORY, data, 0)
@@ -49,6 +61,7 @@ def test_one_input(data: bytes) -> None:
         return
     with g:
         check(g, len(data))
+        convert(g)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@
 #   make bench               memory bandwidth and kernels of this machine, as CSV
 #   make bench-cache LLAMA=DIR  tokens a second against memory, next to llama.cpp's mmap
 #   make soak MINUTES=60     random prompts and hot swaps; memory, files, threads constant
+#   make load MINUTES=30     the service at four times its capacity: answers, memory, latency of /health
+#   make fuzz MINUTES=10     every reader of foreign bytes, so long each
 #   make format              ruff and clang-format, in place
 #   make clean               removes what was built here, not the caches
 PYTHON ?= python3
@@ -21,7 +23,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 SCALE   ?= full
 MINUTES ?= 60
 
-.PHONY: help setup venv engine demo test test-boards lint check bench bench-cache soak format clean system
+.PHONY: help setup venv engine demo test test-boards lint check bench bench-cache soak load fuzz format clean system
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -85,6 +87,12 @@ bench-cache: setup
 
 soak: setup
 	python -m tests.memory.soak --minutes $(MINUTES)
+
+load: setup
+	python -m tests.service.load --minutes $(MINUTES)
+
+fuzz: setup system
+	python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 format: setup
 	ruff check --fix kit tests setup.py

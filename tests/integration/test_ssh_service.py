@@ -230,6 +230,45 @@ def test_other_options_send_one_file_and_rollback_restores_them(at: Board) -> No
     assert "ctx 64" in (at.prefix / "current" / "serve.options").read_text()
 
 
+def test_cut_off_before_its_checks(at: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switched, and then Ctrl-C: the service of the release before goes on, with the same golden."""
+    from colibri_kit.deploy import act
+
+    first = at.deploy(at.recipe(queue=3))
+    assert first.rc == 0, first.err
+
+    def cut(_self: act.Deployment) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(queue: int) -> None:
+        with monkeypatch.context() as here:
+            here.setattr(act.Deployment, "_start", cut)
+            ran = at.deploy(at.recipe(queue=queue))
+        assert ran.rc == 130 and "is current but unchecked" in ran.err
+        assert link(at.prefix) != first.json["release"] and at.health()["capacity"] == 4
+        told = kit("status", *at.place, "--json").json
+        assert (told["current"], told["previous"]) == (link(at.prefix), first.json["release"])
+
+    # Another release after it remembers the one that was well.
+    interrupted(5)
+    third = at.deploy(at.recipe(queue=6))
+    assert third.rc == 0, third.err
+    assert at.health()["capacity"] == 7
+    assert kit("status", *at.place, "--json").json["previous"] == first.json["release"]
+    assert kit("rollback", *at.place).rc == 0 and at.health()["capacity"] == 4
+    # The same again puts its own service up.
+    interrupted(7)
+    again = at.deploy(at.recipe(queue=7))
+    assert again.rc == 0, again.err
+    assert at.health()["capacity"] == 8
+    assert kit("status", *at.place, "--json").json["previous"] == first.json["release"]
+    assert kit("rollback", *at.place).rc == 0 and at.health()["capacity"] == 4
+    # And going back without a second try.
+    interrupted(8)
+    assert kit("rollback", *at.place).rc == 0
+    assert link(at.prefix) == first.json["release"] and at.health()["capacity"] == 4
+
+
 def test_bad_release_is_taken_back_and_the_old_service_answers(at: Board, other: Path) -> None:
     good = at.deploy(at.recipe())
     assert good.rc == 0, good.err

@@ -42,7 +42,7 @@ def command(
         prefix = existing_prefix(transport, where)
         held = store.stored(transport, prefix)
         remembered = state.load(transport, prefix)
-        target = wanted or remembered.previous
+        target = wanted or remembered.back(held.current)
         stays = act.stays(held.current)
         if target is None:
             raise PreflightError(

@@ -33,7 +33,7 @@ def command(ui: Ui, where: Place, check: bool) -> None:
             "prefix": prefix,
             "current": held.current,
             "since": doc.get("created"),
-            "previous": remembered.previous,
+            "previous": remembered.back(held.current),
             "pending": remembered.pending,
             "health": remembered.health if held.current else None,
             "checked": remembered.checked,

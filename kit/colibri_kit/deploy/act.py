@@ -89,7 +89,8 @@ class Deployment:
                     )
                 return self._locked(now.partial)
         except KeyboardInterrupt:
-            self.ui.note(f"interrupted; {self._closing(before)}")
+            more = ": deploy again, or colibri-kit rollback" if self._switched else ""
+            self.ui.note(f"interrupted; {self._closing(before)}{more}")
             raise
         except KitError as err:
             if err.state is None:
@@ -98,6 +99,7 @@ class Deployment:
 
     _switched = False
     _kept = 0
+    _before: str | None = None  # the release to go back to
     _installed: str | None = None  # kind of the service that is on the board
 
     def _closing(self, before: str | None) -> str:
@@ -110,15 +112,20 @@ class Deployment:
         sent = self._send(partial)
         remembered = state.load(self.transport, self._prefix)
         before = self.plan.previous
-        doc = release.read(self.transport, self._prefix, before) if before else {}
-        there = serving.of_release(doc)
+        there = self._service_of(before)
+        if before is not None and remembered.pending == before:  # what serves may be what it replaced
+            before = remembered.back(before) or before
+            there = there or self._service_of(before)
+        self._before = before
         self._installed = there.kind if there else None
         if self.plan.same_as_current:
             return self._again(remembered, sent)
         version = self._make()
         if self.retry_bad:
             remembered = remembered.forgiven(self.plan.content)
-        state.save(self.transport, self._prefix, replace(remembered, pending=self.plan.release))
+        state.save(
+            self.transport, self._prefix, replace(remembered, pending=self.plan.release, before=before)
+        )
         self._switched = True
         release.switch(self.transport, self._prefix, self.plan.release)
         self.ui.detail(f"switched to {self.plan.release}")
@@ -144,14 +151,21 @@ class Deployment:
         """The board has this very release: only its health is in question."""
         current = self.plan.release
         version, why = health.version(self.transport, self._path(current))
-        well = health.Health(False, why) if why else self._still_well()
+        if why:
+            well = health.Health(False, why)
+        else:  # one that was cut off before its checks: an older process may answer in its place
+            well = self._start() if remembered.pending == current else self._still_well()
         if not well.ok:
             self._switched = True
             self._roll_back(remembered, well.reason)
-        good = remembered.with_good(current, remembered.previous, state.utc_now())
+        good = remembered.with_good(current, remembered.back(current), state.utc_now())
         state.save(self.transport, self._prefix, good)
         state.log(self.transport, self._prefix, "check", release=current, bytes_sent=sent.bytes_sent)
         return self._outcome(sent, False, well.golden, version, ())
+
+    def _service_of(self, name: str | None) -> serving.Spec | None:
+        doc = release.read(self.transport, self._prefix, name) if name else {}
+        return serving.of_release(doc)
 
     def _outcome(
         self, sent: store.Sent, changed: bool, golden: str, version: str, pruned: tuple[str, ...]
@@ -309,10 +323,9 @@ class Deployment:
     def _roll_back(self, remembered: state.State, reason: str) -> None:
         """Goes back and raises HealthError, or RollbackError when even that fails."""
         bad, target = self.plan.release, self.transport.describe()
-        before = self.plan.previous
-        if self.plan.same_as_current:  # it was well once: before it is what it replaced, if still there
-            there = store.stored(self.transport, self._prefix).releases
-            before = remembered.previous if remembered.previous in there else None
+        before = remembered.back(bad) if self.plan.same_as_current else self._before
+        if before not in store.stored(self.transport, self._prefix).releases:
+            before = None
         after = remembered.with_bad(bad, self.plan.content, reason, state.utc_now())
         why = f"{bad} on {target} is unwell: {reason}"
         try:
@@ -338,6 +351,6 @@ class Deployment:
 
     def _prune(self) -> tuple[str, ...]:
         now = store.stored(self.transport, self._prefix)
-        names = release.doomed(now.releases, self.keep, self.plan.release, self.plan.previous)
+        names = release.doomed(now.releases, self.keep, self.plan.release, self._before)
         release.prune(self.transport, self._prefix, names)
         return tuple(names)

@@ -31,25 +31,30 @@ class Bad:
 
 @dataclass(frozen=True)
 class State:
-    """state.json. ``pending``: switched to, but its checks have not passed yet."""
+    """state.json. ``pending``: switched to, but its checks have not passed yet; ``before`` was current."""
 
     previous: str | None = None
     pending: str | None = None
+    before: str | None = None
     good: tuple[str, ...] = ()
     bad: tuple[Bad, ...] = ()
     checked: str | None = None
     health: str | None = None
 
+    def back(self, current: str | None) -> str | None:
+        """The release to go back to from ``current``."""
+        return self.before if self.before and self.pending == current else self.previous
+
     def with_good(self, release: str, previous: str | None, when: str) -> State:
         good = (*(g for g in self.good if g != release), release)[-16:]
         before = previous if previous != release else self.previous
-        return replace(self, pending=None, previous=before, good=good, checked=when, health="ok")
+        return replace(self, pending=None, before=None, previous=before, good=good, checked=when, health="ok")
 
     def with_bad(self, release: str, content: str, reason: str, when: str) -> State:
         kept = tuple(b for b in self.bad if b.content != content)
         bad = (*kept, Bad(release, content, reason, when))[-_BAD_KEPT:]
         good = tuple(g for g in self.good if g != release)
-        return replace(self, pending=None, good=good, bad=bad)
+        return replace(self, pending=None, before=None, good=good, bad=bad)
 
     def forgiven(self, content: str) -> State:
         return replace(self, bad=tuple(b for b in self.bad if b.content != content))
@@ -70,6 +75,7 @@ def load(transport: Transport, prefix: str) -> State:
         return State(
             previous=doc.get("previous"),
             pending=doc.get("pending"),
+            before=doc.get("before"),
             good=tuple(map(str, doc.get("good", ()))),
             bad=bad,
             checked=doc.get("checked"),

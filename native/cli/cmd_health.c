@@ -294,12 +294,16 @@ static int ask_prompt(struct health *h, struct cb_err *err)
 static int read_token(struct health *h, struct cb_err *err)
 {
     char line[CB_TOKEN_MAX + 3];
+    int begins = 1; /* a line, not the rest of one that is longer than any token */
     FILE *f = fopen(h->token_file, "r");
     if (f == NULL)
         return cb_fail(err, CB_EINVAL, "token file %.150s: %s", h->token_file, strerror(errno));
     while (h->token[0] == '\0' && fgets(line, sizeof line, f) != NULL) {
-        line[strcspn(line, "\r\n")] = '\0';
-        if (line[0] != '\0' && line[0] != '#')
+        size_t n = strcspn(line, "\r\n");
+        int whole = line[n] != '\0', first = begins;
+        line[n] = '\0';
+        begins = whole;
+        if (first && line[0] != '\0' && line[0] != '#')
             memcpy(h->token, line, strlen(line) < CB_TOKEN_MAX ? strlen(line) : CB_TOKEN_MAX);
     }
     fclose(f);

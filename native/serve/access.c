@@ -65,7 +65,7 @@ int cb_tokens_read(struct cb_tokens *t, const char *path, struct cb_err *err)
     struct stat st;
     size_t n = 0;
     t->n = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* nor wait for a pipe */
     if (fd < 0 || fstat(fd, &st) != 0) {
         int rc = cb_fail(err, CB_EINVAL, "token file %.150s: %s", path, strerror(errno));
         if (fd >= 0)

@@ -97,7 +97,7 @@ static void head(struct cb_server *s, struct cb_conn *c)
         enter(c, CB_CONN_ANSWER);
         return;
     }
-    if (c->http.expect_continue && c->n_in < c->http.bytes + c->http.length)
+    if (c->http.expect_continue && c->http.minor == 1 && c->n_in < c->http.bytes + c->http.length)
         cb_buf_str(&c->out, "HTTP/1.1 100 Continue\r\n\r\n");
     enter(c, CB_CONN_BODY);
 }
@@ -123,7 +123,7 @@ static void finish(struct cb_server *s, struct cb_conn *c)
     if (c->req != NULL) {
         struct cb_req *r = c->req;
         c->req = NULL;
-        cb_metrics_end(s, r, c->status);
+        cb_metrics_end(s, r, r->refusal.status != 0 ? r->refusal.status : c->status);
         cb_queue_free(s, r);
     }
     c->chunked = 0;
@@ -223,12 +223,13 @@ void cb_conn_read(struct cb_server *s, struct cb_conn *c)
     if (c->state == CB_CONN_HEAD && c->n_in == 0)
         enter(c, CB_CONN_HEAD); /* the clock of this request */
     c->n_in += (uint32_t)n;
-    c->t_moved = cb_os_now_ns();
 }
 
 short cb_conn_events(const struct cb_conn *c)
 {
-    short events = POLLRDHUP;
+    short events = 0;
+    if (c->req != NULL) /* else it would only keep poll() from waiting */
+        events |= POLLRDHUP;
     if (c->state == CB_CONN_LINGER || c->n_in < c->in_cap)
         events |= POLLIN;
     if (!out_empty(c))

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "serve/notify.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,7 @@ void cb_notify_open(struct cb_notify *n, int beat_fd)
 {
     const char *path = getenv("NOTIFY_SOCKET"), *usec = getenv("WATCHDOG_USEC");
     const char *pid = getenv("WATCHDOG_PID");
-    *n = (struct cb_notify){-1, beat_fd, 0};
+    *n = (struct cb_notify){.fd = -1, .beat_fd = beat_fd};
     if (beat_fd >= 0) {
         n->interval_ns = SUPERVISED_INTERVAL_NS;
         return;
@@ -58,38 +59,48 @@ void cb_notify_close(struct cb_notify *n)
     n->fd = -1;
 }
 
-static void tell(struct cb_notify *n, const char *text, char beat)
+/* 0 = a manager that is busy has no room for it now. */
+static int tell(struct cb_notify *n, const char *text, char beat)
 {
+    int heard = 1;
     if (n->fd >= 0 && text != NULL)
-        (void)send(n->fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT);
+        heard = send(n->fd, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 ||
+                (errno != EAGAIN && errno != ENOBUFS);
     if (n->beat_fd >= 0 && beat != 0) {
         ssize_t done = write(n->beat_fd, &beat, 1);
         (void)done; /* a pipe that is full holds beats enough */
     }
+    return heard;
 }
 
 void cb_notify_ready(struct cb_notify *n)
 {
     char text[64];
     snprintf(text, sizeof text, "READY=1\nMAINPID=%ld", (long)getpid());
-    tell(n, text, CB_BEAT_READY);
+    n->unheard = !tell(n, text, CB_BEAT_READY);
+}
+
+void cb_notify_again(struct cb_notify *n)
+{
+    if (n->unheard)
+        cb_notify_ready(n);
 }
 
 void cb_notify_beat(struct cb_notify *n)
 {
-    tell(n, n->interval_ns != 0 ? "WATCHDOG=1" : NULL, CB_BEAT_ALIVE);
+    (void)tell(n, n->interval_ns != 0 ? "WATCHDOG=1" : NULL, CB_BEAT_ALIVE);
 }
 
 void cb_notify_stopping(struct cb_notify *n)
 {
-    tell(n, "STOPPING=1", CB_BEAT_STOPPING);
+    (void)tell(n, "STOPPING=1", CB_BEAT_STOPPING);
 }
 
 void cb_notify_status(struct cb_notify *n, const char *text)
 {
     char line[256];
     snprintf(line, sizeof line, "STATUS=%.200s", text);
-    tell(n, line, 0);
+    (void)tell(n, line, 0);
 }
 #else
 typedef int cb_serve_notify_is_posix;

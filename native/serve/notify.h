@@ -13,6 +13,7 @@ struct cb_notify {
     int fd;               /* datagram socket, -1 = none */
     int beat_fd;          /* pipe, -1 = none */
     uint64_t interval_ns; /* between two beats; 0 = nobody asked for any */
+    int unheard;          /* READY could not be said yet: the manager's socket is full */
 };
 
 /* Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. beat_fd >= 0 instead
@@ -20,6 +21,7 @@ struct cb_notify {
 void cb_notify_open(struct cb_notify *n, int beat_fd);
 void cb_notify_close(struct cb_notify *n);
 void cb_notify_ready(struct cb_notify *n);
+void cb_notify_again(struct cb_notify *n); /* what was not heard */
 void cb_notify_beat(struct cb_notify *n);
 void cb_notify_stopping(struct cb_notify *n);
 void cb_notify_status(struct cb_notify *n, const char *text); /* one line */

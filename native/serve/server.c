@@ -101,7 +101,7 @@ static void begin_drain(struct cb_server *s)
         if (s->listen_fd[i] < 0)
             continue;
         if (i == 1)
-            unlink(s->opt.unix_path);
+            cb_serve_leave_unix(s);
         close(s->listen_fd[i]);
         s->listen_fd[i] = -1;
     }

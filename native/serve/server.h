@@ -55,7 +55,7 @@ struct cb_conn {
     int keep, chunked;
     struct cb_req *req;
     struct cb_pump pump;
-    uint64_t t_state, t_moved; /* when this state began; when bytes last moved */
+    uint64_t t_state, t_moved; /* when this state began; when bytes last went out */
 };
 
 struct cb_server {
@@ -91,6 +91,7 @@ struct cb_server {
     double speed;                  /* tokens of answers a second, lately */
     uint64_t t_speed, tok_speed;   /* when it was last taken, and the tokens then */
     int listen_fd[2];              /* TCP, Unix; -1 = none */
+    int lock_fd;                   /* held as long as the Unix socket is ours; -1 = none */
     int wake_fd[2], signal_fd;
     struct cb_conn *conn;          /* [opt.connections] */
     struct pollfd *pfd;            /* [opt.connections + 4] */
@@ -108,6 +109,8 @@ struct cb_server {
 /* setup.c */
 void cb_serve_defaults(struct cb_serve_options *o);
 int cb_serve_hosts_check(const struct cb_serve_options *o, struct cb_err *err);
+
+void cb_serve_leave_unix(struct cb_server *s); /* nobody can connect there any more */
 
 /* reload.c */
 void cb_reload(struct cb_server *s);

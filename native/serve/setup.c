@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -169,8 +170,45 @@ static int bind_tcp(struct cb_server *s, struct cb_err *err)
     return CB_OK;
 }
 
-/* A socket file that nobody answers on is a leftover. */
-static int clear_path(const struct sockaddr_un *a, const char *path, struct cb_err *err)
+static void lock_path(char out[sizeof(struct sockaddr_un) + 8], const char *path)
+{
+    snprintf(out, sizeof(struct sockaddr_un) + 8, "%s.lock", path);
+}
+
+/* While another service loads its model it has the socket, but nobody answers there
+ * yet: PATH.lock tells it from a leftover. The kernel frees the lock with the process. */
+static int take_lock(struct cb_server *s, const char *path, struct cb_err *err)
+{
+    char name[sizeof(struct sockaddr_un) + 8];
+    struct stat mine, there;
+    lock_path(name, path);
+    s->lock_fd = open(name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (s->lock_fd < 0)
+        return cb_fail(err, CB_EIO, "cannot make %.150s: %s", name, strerror(errno));
+    /* One that ends removes the file: what was locked must be what stands there. */
+    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) == 0 && fstat(s->lock_fd, &mine) == 0 &&
+        lstat(name, &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev)
+        return CB_OK;
+    close(s->lock_fd);
+    s->lock_fd = -1;
+    return cb_fail(err, CB_EIO, "--unix %.150s: another service has it", path);
+}
+
+void cb_serve_leave_unix(struct cb_server *s)
+{
+    char name[sizeof(struct sockaddr_un) + 8];
+    if (s->lock_fd < 0)
+        return;
+    if (s->listen_fd[1] >= 0)
+        unlink(s->opt.unix_path);
+    lock_path(name, s->opt.unix_path);
+    unlink(name);
+    close(s->lock_fd);
+    s->lock_fd = -1;
+}
+
+/* A socket file that nobody answers on may be a leftover. */
+static int check_path(const struct sockaddr_un *a, const char *path, struct cb_err *err)
 {
     struct stat st;
     if (lstat(path, &st) != 0)
@@ -183,7 +221,6 @@ static int clear_path(const struct sockaddr_un *a, const char *path, struct cb_e
         close(fd);
     if (there)
         return cb_fail(err, CB_EIO, "--unix %.150s: somebody answers there already", path);
-    unlink(path);
     return CB_OK;
 }
 
@@ -196,9 +233,12 @@ static int bind_unix(struct cb_server *s, struct cb_err *err)
         return cb_fail(err, CB_EINVAL, "--unix: the path has %zu bytes, at most %zu", n,
                        sizeof a.sun_path - 1);
     memcpy(a.sun_path, path, n);
-    int rc = clear_path(&a, path, err);
+    int rc = check_path(&a, path, err);
+    if (rc == CB_OK)
+        rc = take_lock(s, path, err);
     if (rc < 0)
         return rc;
+    unlink(path);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     mode_t before = umask(0117); /* owner and group */
     int bad = fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || flags(fd) != 0;
@@ -273,6 +313,7 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
     s->block_bytes = a.size;
     lay_out(s, &a);
     s->listen_fd[0] = s->listen_fd[1] = s->wake_fd[0] = s->wake_fd[1] = s->signal_fd = -1;
+    s->lock_fd = -1;
     s->notify.fd = -1;
     cb_log_open(&s->log, o->log_fd, o->log_json, &s->log_lost);
     s->t_open = cb_os_now_ns();
@@ -310,8 +351,7 @@ void cb_serve_close(struct cb_server *s)
         return;
     for (uint32_t i = 0; i < s->opt.connections; i++)
         close_fd(&s->conn[i].fd);
-    if (s->listen_fd[1] >= 0)
-        unlink(s->opt.unix_path);
+    cb_serve_leave_unix(s);
     close_fd(&s->listen_fd[0]);
     close_fd(&s->listen_fd[1]);
     close_fd(&s->wake_fd[0]);

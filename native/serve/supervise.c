@@ -21,6 +21,8 @@
 #define SECOND UINT64_C(1000000000)
 #define SETTLED_NS (60 * SECOND)  /* ready for that long: the next fall is a first one */
 #define BACK_OFF_MAX_S 30u
+#define STOP_MORE_NS (15 * SECOND) /* after the last beat: joining, closing */
+#define AT_ONCE_NS (2 * SECOND)
 
 struct parent {
     const struct cb_supervise *opt;
@@ -32,6 +34,7 @@ struct parent {
     pid_t child;
     int ready, stopping, hung;
     uint64_t t_beat, t_ready;
+    uint64_t t_kill; /* told twice to stop: the child has until then; 0 = for ever */
 };
 
 static void die_with_parent(pid_t parent)
@@ -45,6 +48,8 @@ static int start(struct parent *p)
 {
     int fd[2];
     pid_t self = getpid();
+    p->child = 0;
+    p->ready = p->hung = 0;
     if (pipe2(fd, O_CLOEXEC | O_NONBLOCK) != 0)
         return -1;
     p->child = fork();
@@ -63,7 +68,6 @@ static int start(struct parent *p)
         return -1;
     }
     p->beat_fd = fd[0];
-    p->ready = p->hung = 0;
     return 0;
 }
 
@@ -93,6 +97,8 @@ static void take_signals(struct parent *p)
     while (read(p->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD)
             continue;
+        if (p->stopping && info.ssi_signo != SIGHUP && p->t_kill == 0)
+            p->t_kill = cb_os_now_ns() + AT_ONCE_NS;
         p->stopping |= info.ssi_signo != SIGHUP;
         if (p->child > 0)
             kill(p->child, (int)info.ssi_signo);
@@ -113,6 +119,13 @@ static void wait_some(struct parent *p, int ms)
     }
 }
 
+/* Without a beat for so long it hangs. One that is told to stop beats as long as it
+ * computes, and then has a little to do. */
+static uint64_t silence(const struct parent *p)
+{
+    return p->opt->watchdog_s * SECOND + (p->stopping ? STOP_MORE_NS : 0);
+}
+
 /* Until the child is gone; returns its wait status. */
 static int mind(struct parent *p)
 {
@@ -123,7 +136,8 @@ static int mind(struct parent *p)
             break;
         wait_some(p, 200);
         uint64_t now = cb_os_now_ns();
-        if (p->ready && !p->stopping && !p->hung && now - p->t_beat > p->opt->watchdog_s * SECOND) {
+        if (!p->hung && ((p->ready && now - p->t_beat > silence(p)) ||
+                         (p->t_kill != 0 && now > p->t_kill))) {
             p->hung = 1;
             cb_log_say(p->log, "error", "no_beat", "the service makes no progress: it is killed");
             kill(p->child, SIGKILL);
@@ -158,15 +172,17 @@ static int is_final(int status)
     return WIFEXITED(status) && WEXITSTATUS(status) >= 2 && WEXITSTATUS(status) <= 5;
 }
 
+#define NOT_STARTED (1 << 8) /* as wait() says of exit status 1 */
+
 static int keep_up(struct parent *p)
 {
     uint32_t falls = 0;
     for (;;) {
-        if (start(p) != 0) {
+        int status = NOT_STARTED;
+        if (start(p) == 0)
+            status = mind(p);
+        else /* no memory, no descriptor: that may pass */
             cb_log_say(p->log, "error", "fork", strerror(errno));
-            return 1;
-        }
-        int status = mind(p);
         if (p->stopping || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
             return exit_status(status);
         if (is_final(status) && !p->ready)
@@ -195,6 +211,7 @@ int cb_supervise(const struct cb_supervise *s)
     cb_log_open(&p.log, s->log_fd, s->log_json, &p.log_lost);
     signal(SIGPIPE, SIG_IGN); /* a journal that is gone is no reason to stop, nor a full one */
     signal(SIGXFSZ, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); /* ignored by who started it, ends would not be seen */
     p.beat_fd = -1;
     sigemptyset(&p.set);
     sigaddset(&p.set, SIGTERM);

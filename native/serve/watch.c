@@ -38,6 +38,7 @@ int cb_selfcheck(struct cb_server *s, uint64_t now)
 {
     struct cb_load load;
     uint64_t p = atomic_load(&s->progress);
+    cb_notify_again(&s->notify);
     beat(s, now);
     if (now - s->t_health < s->opt.health_s * UINT64_C(1000000000))
         return 0;

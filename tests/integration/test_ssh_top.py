@@ -348,7 +348,7 @@ def test_logs_of_the_journal(journal: tuple[Server, Path], deploy: Deploy, prefi
     place = [server.target, *server.args, "--prefix", prefix]
     (prefix / "log" / "engine.log").write_text("a file of earlier days\n")
     (folder / "entries").write_text(
-        entry("Started colibri.", 1796040000, "systemd") + entry(ENGINE_LINES[0], 1796040001)
+        entry(ENGINE_LINES[0], 1796040001) + entry("Started colibri.", 1796040000, "systemd")  # newest first
     )
     got = kit("logs", *place, "-n", 7, "--since", "2026-11-30T00:00:00Z", "--json").json
     assert got["source"] == "journal"
@@ -357,7 +357,7 @@ def test_logs_of_the_journal(journal: tuple[Server, Path], deploy: Deploy, prefi
         json.loads(ENGINE_LINES[0]),
     ]
     asked = (folder / "asked").read_text().splitlines()
-    assert asked == ["-u colibri.service -o json --no-pager -n 7 --since=@1795996800"]
+    assert asked == ["-u colibri.service -o json --no-pager -n 7 --since=@1795996800 --reverse"]
     ran = kit("logs", *place)
     text = ran.out.splitlines()
     # The login is in no group that may read the journal: an empty one would look like silence.

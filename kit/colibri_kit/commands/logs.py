@@ -93,7 +93,9 @@ def _find(transport: Transport, prefix: str, lines: int | None, since: str | Non
     if source == "journal":
         argv = ["journalctl", "-u", f"{NAME}.service", "-o", "json", "--no-pager", "-n", str(count)]
         argv += [f"--since=@{int(start)}"] if start is not None else []
-        return Log(argv + (["--follow"] if follow else []), True, start, "stranger" in more)
+        # Forwards, journalctl would count the lines from the time on: backwards, they are the last.
+        argv += ["--follow"] if follow else ["--reverse"]
+        return Log(argv, True, start, "stranger" in more)
     file = f"{prefix}/log/engine.log"
     if follow:
         return Log(["tail", "-n", str(count), "-F" if "retries" in more else "-f", file], False, start)
@@ -125,6 +127,7 @@ def _read(transport: Transport, log: Log) -> list[Line]:
             f"cannot read the service's log: {done.why}", hint="is it readable for this login? try --sudo"
         )
     text = done.out.decode("utf-8", "replace").splitlines()
+    text = text[::-1] if log.journal else text
     found = [line for line in map(of_journal if log.journal else of_file, text) if line is not None]
     return kept(found, log.start)
 

@@ -60,7 +60,9 @@ class Document:
 def _fail(problems: Iterable[str], file: str) -> ConfigError:
     lines = list(problems)
     head = lines[0] if len(lines) == 1 else f"{len(lines)} errors in {file}\n" + "\n".join(lines)
-    return ConfigError(head, hint="docs/boards.md lists every key", code="CK-CONFIG")
+    return ConfigError(
+        head, hint="docs/boards.md lists every key of a board, docs/deploy.md of a recipe", code="CK-CONFIG"
+    )
 
 
 class _Builder:

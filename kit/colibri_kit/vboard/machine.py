@@ -57,7 +57,7 @@ def kernel_line(want: Wanted) -> str:
     if want.vm.machine.startswith("raspi"):
         words.append(f"mem={want.ram >> 20}M")  # the machine's own memory is fixed
     if want.init == "systemd":
-        words += ["systemd.show_status=0", "systemd.log_target=kmsg"]
+        words += ["systemd.show_status=0", "systemd.log_target=journal-or-kmsg"]
     return " ".join(words)
 
 

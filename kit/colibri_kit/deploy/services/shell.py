@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+from colibri_kit.deploy.release import BOOT_GUARD
 from colibri_kit.deploy.services import NAME, Service
 
 
 def functions(service: Service) -> str:
-    """``alive``, ``engine_start``, ``engine_stop``, ``engine_reload``; ``$PIDFILE`` and ``$LOG`` are set."""
+    """``alive``, ``engine_start``, ``engine_stop``, ``engine_reload``; ``$PIDFILE`` and ``$LOG`` are set.
+
+    A number in ``$PIDFILE`` that the kernel has given to another program by now is not ours: that
+    one is neither taken for the engine nor stopped. Told twice to stop, the engine's supervisor
+    ends a service that hangs; killed itself, it could not.
+    """
     user = ":".join([service.user, *service.groups[:1]])
     return f"""\
 ENGINE={service.engine}
@@ -15,10 +21,17 @@ LOG={service.prefix}/log/engine.log
 LOG_MAX=16384 # KiB: what is longer at a start becomes engine.log.1
 PIDFILE=/run/{NAME}.pid
 
-alive() {{ [ -f "$PIDFILE" ] && kill -0 "$(cat "$PIDFILE")" 2>/dev/null; }}
+alive() {{
+    [ -f "$PIDFILE" ] || return 1
+    {{ tr '\\0' ' ' <"/proc/$(cat "$PIDFILE")/cmdline"; }} 2>/dev/null | grep -qF "$ENGINE"
+}}
+
+# A release that was on trial when the power went is not started again. $1: the folder
+boot_guard() {{ {BOOT_GUARD}; }}
 
 engine_start() {{
     alive && return 0
+    boot_guard "{service.prefix}"
     [ -x "$ENGINE" ] || {{ echo "no $ENGINE" >&2; return 5; }}
     ulimit -c 0
     ulimit -l unlimited 2>/dev/null
@@ -32,9 +45,12 @@ engine_start() {{
 
 engine_stop() {{
     alive || return 0
-    kill -TERM "$(cat "$PIDFILE")"
-    n=0
-    while alive && [ $n -lt {service.stop_seconds} ]; do sleep 1; n=$((n + 1)); done
+    for seconds in {service.stop_seconds} 5; do
+        kill -TERM "$(cat "$PIDFILE")"
+        n=0
+        while alive && [ $n -lt $seconds ]; do sleep 1; n=$((n + 1)); done
+        alive || break
+    done
     alive && kill -KILL "$(cat "$PIDFILE")"
     rm -f "$PIDFILE"
 }}

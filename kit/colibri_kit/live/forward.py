@@ -97,8 +97,11 @@ class Forward:
                     return
                 time.sleep(0.2)  # out of descriptors: those in use will end
                 continue
-            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._carry, args=(near,), name="tunnel-up", daemon=True).start()
+            try:
+                near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._carry, args=(near,), name="tunnel-up", daemon=True).start()
+            except (OSError, RuntimeError):  # its client is gone already; no thread is to be had
+                _reset(near)
 
     def _carry(self, near: socket.socket) -> None:
         try:
@@ -146,9 +149,13 @@ class _Pair:
     def run(self) -> None:
         """Carries both ways until both have ended; closes both."""
         down = threading.Thread(target=self._down, name="tunnel-down", daemon=True)
-        down.start()
-        self._up()
-        down.join()
+        try:
+            down.start()
+        except RuntimeError:  # no thread is to be had
+            self._broken = True
+        else:
+            self._up()
+            down.join()
         if self._broken:
             _reset(self._near)
         else:

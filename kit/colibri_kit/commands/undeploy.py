@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Only names that the kit makes; a folder that still holds something stays.
 _REMOVE = """
 cd "$1" && [ -f .colibri-kit ] || exit 1
-rm -f current .current.new state.json state.json.new .exec-test
+rm -f current .current.new trial trial.boot state.json state.json.new .exec-test
 rm -rf releases blobs log lock
 rm -f .colibri-kit
 cd / && rmdir "$1" 2>/dev/null || { [ -d "$1" ] && ls -A "$1"; }

@@ -127,11 +127,14 @@ class Deployment:
             self.transport, self._prefix, replace(remembered, pending=self.plan.release, before=before)
         )
         self._switched = True
+        if before and self.service:  # the one without starts nothing at boot
+            release.begin_trial(self.transport, self._prefix, before)
         release.switch(self.transport, self._prefix, self.plan.release)
         self.ui.detail(f"switched to {self.plan.release}")
         well = self._start()
         if not well.ok:
             self._roll_back(remembered, well.reason)
+        release.end_trial(self.transport, self._prefix)
         when = state.utc_now()
         state.save(self.transport, self._prefix, remembered.with_good(self.plan.release, before, when))
         state.log(
@@ -158,6 +161,7 @@ class Deployment:
         if not well.ok:
             self._switched = True
             self._roll_back(remembered, well.reason)
+        release.end_trial(self.transport, self._prefix)
         good = remembered.with_good(current, remembered.back(current), state.utc_now())
         state.save(self.transport, self._prefix, good)
         state.log(self.transport, self._prefix, "check", release=current, bytes_sent=sent.bytes_sent)

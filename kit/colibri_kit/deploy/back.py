@@ -53,9 +53,11 @@ def go_back(
     if target is None:
         leave(transport, prefix, leaving, None)
         release.unset(transport, prefix)
+        release.end_trial(transport, prefix)
         return
     doc = release.read(transport, prefix, target)
     release.switch(transport, prefix, target)
+    release.end_trial(transport, prefix)
     leave(transport, prefix, leaving, serving.of_release(doc))
     well = check(transport, prefix, target, doc, timeout)
     if not well.ok:

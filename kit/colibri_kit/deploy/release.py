@@ -53,6 +53,24 @@ fi
 sync 2>/dev/null; exit 0
 """
 
+# A release on trial: `trial` points at the one to go back to, `trial.boot` says in which boot.
+# Service definitions start with BOOT_GUARD: in a later boot the trial was cut off.
+_TRIAL = """
+cd "$1" || exit 1
+cat /proc/sys/kernel/random/boot_id > trial.boot && ln -sfn "releases/$2" trial && sync
+"""
+
+#: For sh, $1 = prefix. One line without single quotes, as it has to stand in a unit file too.
+#: Needs root: the links are not the service's.
+BOOT_GUARD = (
+    '[ ! -L "$1/trial" ] || '
+    '[ "$(cat "$1/trial.boot" 2>/dev/null)" = "$(cat /proc/sys/kernel/random/boot_id)" ] || { '
+    'echo "a deployment was cut off before its release had passed: back to $(readlink "$1/trial")"; '
+    'mv -fT "$1/trial" "$1/current" || '
+    '{ ln -sfn "$(readlink "$1/trial")" "$1/current" && rm -f "$1/trial"; }; '
+    'rm -f "$1/trial.boot"; sync; } || :'
+)
+
 _LINKS = 'cd "$1/releases" && ls -lR . 2>/dev/null | sed -n "s/.* -> .*blobs\\///p"'
 
 
@@ -120,6 +138,20 @@ def switch(transport: Transport, prefix: str, release: str) -> None:
     done = transport.run(script(_SWITCH, prefix, release))
     if done.rc != 0:
         raise TransferError(f"cannot switch current to {release}: {done.why}")
+
+
+def begin_trial(transport: Transport, prefix: str, before: str) -> None:
+    """Before a switch: should the board lose power before :func:`end_trial`, it boots into ``before``."""
+    done = transport.run(script(_TRIAL, prefix, before))
+    if done.rc != 0:
+        raise TransferError(f"cannot note {before} as the release to go back to: {done.why}")
+
+
+def end_trial(transport: Transport, prefix: str) -> None:
+    """What is current stays so."""
+    done = transport.run(["rm", "-f", f"{prefix}/trial", f"{prefix}/trial.boot"])
+    if done.rc != 0:
+        raise TransferError(f"cannot remove {prefix}/trial: {done.why}")
 
 
 def unset(transport: Transport, prefix: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from colibri_kit.deploy.release import BOOT_GUARD
 from colibri_kit.deploy.services import NAME, Service
 
 
@@ -25,8 +26,12 @@ alive() {{
     {{ tr '\\0' ' ' <"/proc/$(cat "$PIDFILE")/cmdline"; }} 2>/dev/null | grep -qF "$ENGINE"
 }}
 
+# A release that was on trial when the power went is not started again. $1: the folder
+boot_guard() {{ {BOOT_GUARD}; }}
+
 engine_start() {{
     alive && return 0
+    boot_guard "{service.prefix}"
     [ -x "$ENGINE" ] || {{ echo "no $ENGINE" >&2; return 5; }}
     ulimit -c 0
     ulimit -l unlimited 2>/dev/null

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from colibri_kit.deploy.release import BOOT_GUARD
 from colibri_kit.deploy.services import NAME, Rendered, Service
 
 
 def render(service: Service) -> Rendered:
     """``/etc/systemd/system/colibri.service``.
 
-    What is left out on purpose: no ExecStartPre check (``serve`` computes the golden itself
+    What is left out on purpose: no check before the start (``serve`` computes the golden itself
     before it takes a connection), and no device rules when a serial link is used: a device
     that is plugged in later would stay locked out, and ProtectClock= brings such rules along.
     """
     command = " ".join([service.engine, *service.arguments])
+    guard = BOOT_GUARD.replace("%", "%%").replace("$", "$$")
     devices = "" if service.serial_link else "PrivateDevices=yes\nProtectClock=yes\n"
     groups = f"SupplementaryGroups={' '.join(service.groups)}\n" if service.groups else ""
     text = f"""\
@@ -31,6 +33,8 @@ User={service.user}
 {groups}WorkingDirectory={service.prefix}
 RuntimeDirectory={NAME}
 RuntimeDirectoryMode=0755
+# As root: a release that was on trial when the power went is not started again.
+ExecStartPre=+/bin/sh -c '{guard}' sh {service.prefix}
 ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart={service.restart.replace("never", "no")}

@@ -73,7 +73,7 @@ def test_without_a_thread_one_connection_is_reset_and_the_next_is_carried(
     carried = forward.Forward(forward.listen(0), dial)
     try:
         monkeypatch.setattr(Few, "refused", name)
-        with pytest.raises(ConnectionError):
+        with pytest.raises(OSError, match="reset|not connected|pipe"):
             talk(carried.port)
         monkeypatch.setattr(Few, "refused", "")
         assert talk(carried.port) == b"ping"
@@ -108,7 +108,7 @@ def test_a_client_that_is_gone_when_it_is_accepted_ends_nothing() -> None:
     listener: Any = Gone()
     carried = forward.Forward(listener, Echo)
     try:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             assert talk(carried.port) == b""
         assert talk(carried.port) == b"ping"
     finally:

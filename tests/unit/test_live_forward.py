@@ -73,7 +73,7 @@ def test_without_a_thread_one_connection_is_reset_and_the_next_is_carried(
     carried = forward.Forward(forward.listen(0), dial)
     try:
         monkeypatch.setattr(Few, "refused", name)
-        with pytest.raises(OSError, match="reset|not connected|pipe"):
+        with pytest.raises(OSError, match=r"reset|not connected|pipe"):
             talk(carried.port)
         monkeypatch.setattr(Few, "refused", "")
         assert talk(carried.port) == b"ping"

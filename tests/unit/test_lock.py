@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +79,34 @@ def test_one_of_an_older_kit_is_respected(tmp_path: Path) -> None:
     left(tmp_path, owner=json.dumps(OTHER), since="1796042324\n")
     with pytest.raises(PreflightError, match="eve@elsewhere"), Lock(LocalTransport(), str(tmp_path)):
         pass
+
+
+def test_a_lock_that_was_broken_is_not_given_back_twice(tmp_path: Path) -> None:
+    """The first deployment was only slow: its end leaves the second one's lock alone."""
+    with Lock(LocalTransport(), str(tmp_path)) as first:
+        second = Lock(LocalTransport(), str(tmp_path), force=True).__enter__()
+    assert json.loads((tmp_path / "lock" / "owner").read_text())["token"] == second.token != first.token
+    second.__exit__()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_stale_lock_that_another_took_over_meanwhile_is_that_ones(tmp_path: Path) -> None:
+    left(tmp_path, boot=BOOT, owner=json.dumps({**OTHER, "host": socket.gethostname(), "pid": 2**22 + 1}))
+    quicker = Lock(LocalTransport(), str(tmp_path))
+
+    class Slow(LocalTransport):
+        """Between what it reads and what it does about it, another has the lock."""
+
+        raced = False
+
+        def run(self, *args: Any, **more: Any) -> Any:
+            done = super().run(*args, **more)
+            if done.rc == 44 and not self.raced:
+                self.raced = True
+                quicker.__enter__()
+            return done
+
+    with pytest.raises(PreflightError, match="is locked by"), Lock(Slow(), str(tmp_path)):
+        pass
+    assert json.loads((tmp_path / "lock" / "owner").read_text())["token"] == quicker.token
+    quicker.__exit__()

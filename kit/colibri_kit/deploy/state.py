@@ -132,6 +132,12 @@ echo $(( now - since ))
 exit 44
 """
 
+# Removes the lock whose owner begins with this line: by now it may be another deployment's.
+_UNLOCK = """
+owner=; { IFS= read -r owner <"$1/lock/owner"; } 2>/dev/null
+[ "$owner" != "$2" ] || rm -rf "$1/lock"
+"""
+
 
 @dataclass
 class Lock:
@@ -146,6 +152,7 @@ class Lock:
     prefix: str
     force: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _owner: str = ""  # what we wrote into it
 
     def __enter__(self) -> Lock:
         for _ in range(2):
@@ -156,7 +163,8 @@ class Lock:
                 "token": self.token,
                 "time": utc_now(),
             }
-            done = self.transport.run(script(_LOCK, self.prefix), stdin=json.dumps(owner).encode())
+            self._owner = json.dumps(owner)
+            done = self.transport.run(script(_LOCK, self.prefix), stdin=self._owner.encode())
             if done.rc == 0:
                 _held.add(self.token)
                 return self
@@ -178,7 +186,8 @@ class Lock:
             who, stale = "an unknown owner", False
         if not (stale or self.force or lines[-2:-1] == ["old"]):
             raise self._busy(who, age)
-        self.transport.run(["rm", "-rf", f"{self.prefix}/lock"])
+        seen = lines[0].replace("\0", "") if len(lines) > 2 else ""  # an empty file leaves no line
+        self.transport.run(script(_UNLOCK, self.prefix, seen))
 
     def _busy(self, who: str, age: str) -> PreflightError:
         return PreflightError(
@@ -191,7 +200,7 @@ class Lock:
     def __exit__(self, *exc: object) -> None:
         _held.discard(self.token)
         try:
-            self.transport.run(["rm", "-rf", f"{self.prefix}/lock"], timeout=20)
+            self.transport.run(script(_UNLOCK, self.prefix, self._owner), timeout=20)
         except TransferError:
             return  # the link is gone; the next deployment from here takes the lock over
 

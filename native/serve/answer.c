@@ -108,7 +108,8 @@ static int next_event(struct cb_pump *p, const struct cb_req *r, const struct vi
         if (end <= p->text_end)
             continue;
         p->text_end = end;
-        while (p->tok_end < v->n_tok && r->tok[p->tok_end].raw_end <= end)
+        /* Not beyond i: a token without text may be there already, or come later. */
+        while (p->tok_end <= i && r->tok[p->tok_end].raw_end <= end)
             p->tok_end++;
         return 1;
     }

@@ -11,6 +11,9 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.service.rig import Service, engine_thread, frozen, parse, read_all, request, tool
 from tests.service.test_siege import Bare
@@ -84,6 +87,78 @@ def test_a_stream_that_fails_on_the_way_is_noted_as_failed(model: Path) -> None:
         assert (noted["status"], noted["finish"], noted["level"]) == (504, "deadline_exceeded", "error")
         assert s.metrics()["request_seconds_count"] == before
         assert s.json("/status")["recent"][0]["status"] == 504
+
+
+def choices(answer: bytes) -> list[Any]:
+    """Of a stream's events."""
+    events = [e[6:] for e in answer.split(b"\n\n") if e.startswith(b"data: {")]
+    assert answer.endswith(b"data: [DONE]\n\n")
+    return [json.loads(e)["choices"] for e in events]
+
+
+def test_events_do_not_depend_on_when_they_are_written(model: Path) -> None:
+    """A token without text follows another one; it belongs to the same event, read at once or late."""
+    body = json.dumps({**LONG, "logprobs": 1, "stream": True}).encode()
+    with Service(model) as s:
+        seen = []
+        for wait in (0, 0, 0, 0, 0.5):
+            with s.connect() as c:
+                c.sendall(request("POST", "/v1/completions", body))
+                time.sleep(wait)
+                seen.append(choices(parse(read_all(c))[1]))
+        tokens = [t for e in seen[0] for x in e if x["logprobs"] for t in x["logprobs"]["tokens"]]
+        assert len(tokens) == 480
+        assert all(one == seen[0] for one in seen[1:])
+
+
+def test_an_answer_that_is_read_slowly_outlives_the_drain_of_the_engine(model: Path) -> None:
+    """Nothing is computed any more when the signal comes, but the client has not yet got all of it."""
+    body = json.dumps({**LONG, "logprobs": 5, "stream": True}).encode()
+
+    with Service(model) as s:
+        status, whole = parse(s.raw(request("POST", "/v1/completions", body)))
+        assert status == 200
+        assert len(whole) > 160_000  # more than both sides' buffers hold
+        c = socket.socket()
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.connect(("127.0.0.1", s.port))
+        c.sendall(request("POST", "/v1/completions", body))
+        until(lambda: s.metrics()["requests_draining"] == 1)
+        s.process.send_signal(signal.SIGTERM)
+        s.wait_for("stopping")
+        time.sleep(1)
+        assert s.process.poll() is None
+        status, answer = parse(read_all(c))
+        assert (status, choices(answer)) == (200, choices(whole))
+        assert s.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_what_is_computed_for_a_client_that_left_ends_with_the_step(model: Path, phase: str) -> None:
+    """Its thread stands still when the client leaves: after that there is at most the step under way."""
+    wanted: dict[str, Any] = LONG if phase == "decode" else {**LONG, "prompt": [5] * 500, "max_tokens": 12}
+    with Service(model, "--batch", "1") as s:
+        for _ in range(40):
+            c = ask(s, **wanted)
+            until(lambda: s.json("/health")["active"] == 1 or s.log("request"))
+            with frozen(s):
+                before = s.metrics()
+                done, total = before["prefill_tokens_done"], before["prefill_tokens"]
+                under_way = before["requests_active"] == 1
+                hit = under_way and (done < total - 2 if phase == "prefill" else total == 0)
+                c.close()
+                if under_way:
+                    seen = before["cancelled_total"]
+                    while s.metrics()["cancelled_total"] == seen:
+                        time.sleep(0.01)
+            until(lambda: s.json("/health")["active"] == 0)
+            after = s.metrics()
+            if hit and before["tokens_answer_total"] < 470:
+                break
+        else:
+            raise AssertionError(f"never stopped in {phase}")
+        assert after["tokens_answer_total"] - before["tokens_answer_total"] <= (phase == "decode")
+        assert s.complete("x", max_tokens=2)["choices"]
 
 
 # ---- a Unix socket ------------------------------------------------------------------

@@ -135,6 +135,7 @@ static int mind(struct parent *p)
         if (got == p->child || (got < 0 && errno == ECHILD))
             break;
         wait_some(p, 200);
+        cb_notify_again(&p->notify);
         uint64_t now = cb_os_now_ns();
         if (!p->hung && ((p->ready && now - p->t_beat > silence(p)) ||
                          (p->t_kill != 0 && now > p->t_kill))) {

@@ -248,7 +248,8 @@ def test_health_reads_a_token_file_as_serve_does(model: Path, tmp_path: Path) ->
 # ---- managers and supervisors -------------------------------------------------------
 
 
-def test_ready_is_said_again_until_it_is_heard(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--supervise",)], ids=["alone", "supervised"])
+def test_ready_is_said_again_until_it_is_heard(model: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     """A manager that is busy while a board boots has a full socket: then send() does not take it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(tmp_path / "notify"))
@@ -257,12 +258,12 @@ def test_ready_is_said_again_until_it_is_heard(model: Path, tmp_path: Path) -> N
             other.setblocking(False)
             for _ in range(10000):
                 other.sendto(b"x", str(tmp_path / "notify"))
-        with Service(model, env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as s:
+        with Service(model, *options, env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as s:
             time.sleep(0.5)
             heard = ear.recv(4096)
             while heard == b"x":
                 heard = ear.recv(4096)
-            assert heard == b"READY=1\nMAINPID=%d" % s.pid
+            assert heard == b"READY=1\nMAINPID=%d" % s.process.pid
 
 
 def test_supervised_by_one_that_was_started_with_sigchld_ignored(model: Path) -> None:

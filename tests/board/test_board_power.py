@@ -6,9 +6,11 @@ release that is well, and the deployment, repeated, finishes.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -17,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import ask, complete, golden, wait_active
-from virtual import board, command, good, tiny_models
+from served import ask, complete, golden, journal, wait_active
+from virtual import board, command, good, inside, tiny_models
 
 pytestmark = pytest.mark.timeout(900)  # an emulated board on a busy machine is slow
 
@@ -60,6 +62,13 @@ class Deploy:
     def phase(self) -> str:
         """The one it is in; ``after`` when it has ended."""
         return self.phases[-1][0] if self.child.poll() is None else "after"
+
+    def wait_for(self, phase: str, seconds: float = 400) -> None:
+        """Until it is in this phase."""
+        end = time.monotonic() + seconds
+        while self.phase != phase:
+            assert time.monotonic() < end and self.child.poll() is None, self.said
+            time.sleep(0.05)
 
     def wait(self, seconds: float = 400) -> int:
         try:
@@ -145,6 +154,29 @@ def test_a_power_cut_never_leaves_an_unwell_release(cuts: Cuts, turn: int) -> No
     kept = "the new one" if well[fingerprint] == after else "the old one"
     took = time.monotonic() - run.began
     cuts.record.append(f"{turn}: {phase} at {moment:.1f} s; up in {booted} s with {kept}; {took:.0f} s")
+
+
+def test_cut_while_an_unwell_release_is_on_trial(cuts: Cuts, tmp_path: Path) -> None:
+    """It is current when the power goes, and its golden cannot pass: the board boots into the one before."""
+    bad = tmp_path / "bad.coli"
+    shutil.copytree(cuts.models[cuts.on], bad)
+    manifest = json.loads((bad / "manifest.json").read_text())
+    manifest["golden"]["sha256"] = "ab" * 32
+    (bad / "manifest.json").chmod(0o644)
+    (bad / "manifest.json").write_text(json.dumps(manifest))
+    run = Deploy(bad, cuts.engine)
+    run.wait_for("start")
+    good("board", "down", "power", "--power-cut")
+    assert run.wait() in (4, 7), run.said
+
+    good("board", "up", *BOARD)
+    wait_active("power")
+    (trial,) = re.findall(r"switched to (\S+)", run.said)
+    assert inside("power", "readlink /opt/colibri/current", user="root").strip() != f"releases/{trial}"
+    _, fingerprint = complete("power", "h e")
+    assert fingerprint == golden(cuts.models[cuts.on])[: len(fingerprint)]
+    assert "was cut off" in journal("power", 60)
+    cuts.finish((cuts.on + 1) % len(cuts.models))
 
 
 def test_the_cuts_met_most_phases(cuts: Cuts) -> None:

@@ -230,41 +230,40 @@ def test_other_options_send_one_file_and_rollback_restores_them(at: Board) -> No
     assert "ctx 64" in (at.prefix / "current" / "serve.options").read_text()
 
 
-def test_cut_off_before_its_checks(at: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched, and then Ctrl-C: the service of the release before goes on, with the same golden."""
+def cut_off(at: Board, queue: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment that Ctrl-C ends after the switch: what ran before still answers, with the same golden."""
     from colibri_kit.deploy import act
-
-    first = at.deploy(at.recipe(queue=3))
-    assert first.rc == 0, first.err
 
     def cut(_self: act.Deployment) -> None:
         raise KeyboardInterrupt
 
-    def interrupted(queue: int) -> None:
-        with monkeypatch.context() as here:
-            here.setattr(act.Deployment, "_start", cut)
-            ran = at.deploy(at.recipe(queue=queue))
-        assert ran.rc == 130 and "is current but unchecked" in ran.err
-        assert link(at.prefix) != first.json["release"] and at.health()["capacity"] == 4
-        told = kit("status", *at.place, "--json").json
-        assert (told["current"], told["previous"]) == (link(at.prefix), first.json["release"])
+    before, told = link(at.prefix), at.health()["capacity"]
+    with monkeypatch.context() as here:
+        here.setattr(act.Deployment, "_start", cut)
+        ran = at.deploy(at.recipe(queue=queue))
+    assert ran.rc == 130 and "is current but unchecked" in ran.err
+    assert link(at.prefix) != before and at.health()["capacity"] == told
+    assert kit("status", *at.place, "--json").json["previous"] == before
 
-    # Another release after it remembers the one that was well.
-    interrupted(5)
-    third = at.deploy(at.recipe(queue=6))
-    assert third.rc == 0, third.err
-    assert at.health()["capacity"] == 7
-    assert kit("status", *at.place, "--json").json["previous"] == first.json["release"]
-    assert kit("rollback", *at.place).rc == 0 and at.health()["capacity"] == 4
-    # The same again puts its own service up.
-    interrupted(7)
-    again = at.deploy(at.recipe(queue=7))
+
+def test_cut_off_before_its_checks_then_the_same_again(at: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = at.deploy(at.recipe(queue=3))
+    assert first.rc == 0, first.err
+    cut_off(at, 5, monkeypatch)
+    again = at.deploy(at.recipe(queue=5))
     assert again.rc == 0, again.err
-    assert at.health()["capacity"] == 8
+    assert at.health()["capacity"] == 6  # its own service, not the one before
     assert kit("status", *at.place, "--json").json["previous"] == first.json["release"]
-    assert kit("rollback", *at.place).rc == 0 and at.health()["capacity"] == 4
-    # And going back without a second try.
-    interrupted(8)
+
+
+def test_cut_off_before_its_checks_then_back(at: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = at.deploy(at.recipe(queue=3))
+    assert first.rc == 0, first.err
+    cut_off(at, 5, monkeypatch)
+    # Another release goes back to the one that was well, not to the unchecked one.
+    wrong = at.deploy(at.recipe(queue=6, check="check: {prompt: Hello, max_new: 2, expect: no such words}\n"))
+    assert (wrong.rc, link(at.prefix)) == (9, first.json["release"]), wrong.err
+    cut_off(at, 7, monkeypatch)
     assert kit("rollback", *at.place).rc == 0
     assert link(at.prefix) == first.json["release"] and at.health()["capacity"] == 4
 

@@ -114,7 +114,8 @@ class Deployment:
         before = self.plan.previous
         there = self._service_of(before)
         if before is not None and remembered.pending == before:  # what serves may be what it replaced
-            before = remembered.back(before) or before
+            older = remembered.back(before)
+            before = older if older and release.read(self.transport, self._prefix, older) else before
             there = there or self._service_of(before)
         self._before = before
         self._installed = there.kind if there else None

@@ -11,9 +11,7 @@ from colibri_kit.ui import Ui
 @click.command(short_help=VERBS["detect"])
 @click.argument("hosts", nargs=-1, metavar="[HOST]...")
 @click.option("--probe-ports", is_flag=True, help="Open each serial port and press Return.")
-@click.option(
-    "--probe-links", is_flag=True, help="Ask every serial port for an offload module."
-)
+@click.option("--probe-links", is_flag=True, help="Ask every serial port for an offload module.")
 @click.option("--baud", type=click.IntRange(300, 4000000), default=115200, show_default=True)
 @click.option("--no-network", is_flag=True, help="Do not ask the local network.")
 @click.option(

@@ -44,6 +44,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--engine", type=_FILE, help="This engine binary; default: build one.")
 @click.option("--to", "device", metavar="DEVICE", help="Write this disk, for example /dev/sdb.")
 @click.option("--image", type=_FILE, help="Write this file instead of a disk.")
+@click.option("--force", is_flag=True, help="Replace IMAGE once the new one is complete.")
 @click.option("--serial", metavar="PORT", help="Through this serial port, for example /dev/ttyUSB0.")
 @click.option("--base", type=_FILE, help="Add to this system image (.img, .xz, .zst, .gz).")
 @click.option("--from", "given", type=_FILE, help="Write this finished image as it is.")
@@ -157,6 +158,10 @@ def _medium(ui: Ui, flags: dict[str, Any]) -> None:
         file, image = flags[name], flags["image"]
         if file and image and image.exists() and file.exists() and image.samefile(file):
             raise UsageError(f"{image} is the image that is read; write to another file")
+    if flags["image"] and flags["image"].is_file() and not flags["force"]:
+        raise UsageError(
+            f"{flags['image']} exists", hint="choose another --image, or replace it with --force"
+        )
     wish = None if flags["given"] else _wish(ui, flags)
     if wish:
         job.check(wish)

@@ -61,8 +61,13 @@ def command(ui: Ui, where: Place, check: bool) -> None:
                     well = health.check(transport, path, settings_of(doc), 600, check_of(doc))
                 data["health"] = "ok" if well.ok else well.reason
                 data["checked"] = state.utc_now()
-        if remembered.pending and remembered.pending == held.current and not check:
-            data["health"] = "unknown: the deployment was cut off before its checks; deploy again, or --check"
+        if (
+            remembered.pending
+            and remembered.pending == held.current
+            and not (check and data["service"] is None)
+        ):
+            # What answers may be the service of the release before: only a start shows.
+            data["health"] = "unknown: the deployment was cut off before its checks; deploy again"
     ui.result(data, _text(data))
 
 
@@ -75,7 +80,7 @@ def _text(data: dict[str, Any]) -> str:
         ("release", f"{current} since {data['since']}" if current else "none is current"),
         ("model", data["model"] or "-"),
         ("engine", data.get("engine") or "-"),
-        ("health", f"{data['health'] or '-'} (checked {data['checked'] or 'never'})"),
+        ("health", f"{data['health'] or '-'} (last check: {data['checked'] or 'never'})"),
         *((("service", _service(data["service"])),) if data["service"] else ()),
         ("previous", data["previous"] or "none"),
         ("releases", ", ".join(data["releases"]) or "none"),
@@ -87,4 +92,5 @@ def _text(data: dict[str, Any]) -> str:
 
 def _service(told: dict[str, Any]) -> str:
     up = f"up {told['uptime_s']:.0f} s" if told["uptime_s"] is not None else told["why"]
-    return f"{told['kind']} {told['at']}: {up}"
+    more = "" if told["uptime_s"] is not None else "; see: colibri-kit logs"
+    return f"{told['kind']} {told['at']}: {up}{more}"

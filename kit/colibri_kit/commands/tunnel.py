@@ -42,7 +42,11 @@ def command(
         listener.close()
         raise
     held = tunnel.Tunnel(
-        listener, transport, opened.remote, again=None if no_reconnect else again, say=ui.note,
+        listener,
+        transport,
+        opened.remote,
+        again=None if no_reconnect else again,
+        say=ui.note,
         beat_seconds=min(tunnel.BEAT_SECONDS, ssh.stall_timeout),
     )
     port = held.forward.port

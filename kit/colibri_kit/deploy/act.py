@@ -307,11 +307,11 @@ class Deployment:
         back.leave(self.transport, self._prefix, self._installed, self.service)
         if self.service is None:
             self._installed = None
-            self.ui.detail(f"checking {name}: golden and {self.check.max_new} token(s)")
+            self.ui.note(f"checking {name}: golden and {self.check.max_new} token(s)")
             path = self._path(name)
             return health.check(self.transport, path, self.settings, self.health_timeout, self.check)
         self._installed = self.service.kind
-        self.ui.detail(f"starting the {self.service.kind} service and asking it: golden, then a token")
+        self.ui.note(f"starting the {self.service.kind} service and asking it: golden, then a token")
         golden = self.parcel.golden
         return self._keeper(self.service).bring_up(name, golden, self.check, self.health_timeout)
 

@@ -99,8 +99,10 @@ class Keeper:
         """``uptime_s`` and ``golden`` of what answers, or None and ``why`` not. Needs no token."""
         at = self.spec.options.asked_at()[:2]
         seen, why = health.ask(self.transport, f"{self.prefix}/current/colibri", at, _ASK_SECONDS)
-        told = {"uptime_s": None, "golden": None, "why": why}
-        return told if seen is None else {"uptime_s": seen.uptime, "golden": seen.golden, "why": ""}
+        if seen is not None:
+            return {"uptime_s": seen.uptime, "golden": seen.golden, "why": ""}
+        gone = self._gone(2 * _SETTLE)
+        return {"uptime_s": None, "golden": None, "why": gone or f"it is starting: {why}"}
 
     def wait(
         self, release: str, golden: str, check: health.Check, timeout: float, began: float

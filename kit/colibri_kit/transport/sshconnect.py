@@ -192,6 +192,13 @@ def _not_ssh(hop: Hop, err: Exception) -> UnreachableError:
             "the board's SSH server is too old (it signs with SHA-1 only); update it, or give it an "
             "ed25519 key: ssh-keygen -t ed25519, or dropbearkey -t ed25519"
         )
+    if text == "No existing session":  # paramiko's words for a server that was silent for too long
+        return UnreachableError(
+            f"{hop.label} takes connections, but its SSH server was silent for too long",
+            hint="is it still booting, or very busy? repeat in a moment",
+            state="the board was not touched",
+            code="CK-SSH-UNREACHABLE",
+        )
     return UnreachableError(
         f"{hop.label} answers, but not as an SSH server should: {text}",
         hint=hint,

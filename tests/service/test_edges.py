@@ -313,3 +313,40 @@ def test_told_twice_to_stop_the_supervisor_waits_no_longer(model: Path) -> None:
         s.process.send_signal(signal.SIGTERM)
         assert s.process.wait(10) == 137
         assert not Path(f"/proc/{child}").exists()
+
+
+# ---- text ---------------------------------------------------------------------------
+
+
+def test_characters_lie_whole_in_a_long_answer(model: Path) -> None:
+    """A long text is written in pieces of 512 bytes; a stream's events are each shorter."""
+    over = 0
+    with Service(model) as s:
+        for seed in range(60):
+            asked = {**LONG, "temperature": 1.5, "seed": seed}
+            text = s.complete(**asked)["choices"][0]["text"]
+            _, stream = parse(
+                s.raw(request("POST", "/v1/completions", json.dumps({**asked, "stream": True}).encode()))
+            )
+            assert text == "".join(c["text"] for e in choices(stream) for c in e)
+            at = 0
+            for char in text:  # a byte that is no UTF-8 came out as one U+FFFD
+                n = 1 if char == "\N{REPLACEMENT CHARACTER}" else len(char.encode())
+                over += at < 512 < at + n
+                at += n
+    assert over > 0, "no character lay on the border"
+
+
+def test_a_stop_string_that_begins_with_a_token_takes_all_its_tokens_away(model: Path) -> None:
+    with Service(model) as s:
+        asked = {**LONG, "logprobs": 0}
+        whole = s.complete(**asked)["choices"][0]
+        tokens, offsets, text = whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"], whole["text"]
+        k = next(
+            i for i in range(5, len(tokens) - 1)
+            if (stop := tokens[i] + tokens[i + 1]).isascii() and len(tokens[i]) and len(tokens[i + 1])
+            and "bytes:" not in stop and text.find(stop) == offsets[i]
+        )  # fmt: skip
+        cut = s.complete(**asked, stop=tokens[k] + tokens[k + 1])["choices"][0]
+        assert (cut["text"], cut["finish_reason"]) == (text[: offsets[k]], "stop")
+        assert cut["logprobs"]["tokens"] == tokens[:k]

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from colibri_kit.config import load_board
-from colibri_kit.deploy import act, elf, facts, health, model, plan, release, services, state, store
+from colibri_kit.deploy import act, elf, facts, health, model, plan, release, services, state, store, target
 from colibri_kit.errors import FormatError, KitError, PreflightError, UsageError
 from colibri_kit.transport.base import Completed
 from colibri_kit.transport.fake import FakeTransport
 from colibri_kit.transport.local import LocalTransport
+from colibri_kit.transport.options import SshOptions
 
 GIB = 1 << 30
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -416,3 +417,21 @@ def test_service_is_written_by_rename_then_started() -> None:
     assert install.user(FakeTransport({"colibri": Completed(1)})) == "nobody"
     gone = FakeTransport({"[ -f": Completed(1)})
     assert install.remove(gone, made) is False and len(gone.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "prefix", "words"),
+    [
+        ("pi@board:2222", None, "pi@board:2222"),
+        ("pi", "/srv/c", "pi --prefix /srv/c"),
+        (None, "/x", "--root /x"),
+    ],
+)
+def test_hints_name_the_place(host: str | None, prefix: str | None, words: str) -> None:
+    where = target.Place(host, None, prefix, SshOptions())
+    hint = "see: colibri-kit status, colibri-kit logs; deploy it all the same with --retry-bad"
+    told = target.naming(hint, where)
+    assert told == (
+        f"see: colibri-kit status {words}, colibri-kit logs {words}; deploy it all the same with --retry-bad"
+    )
+    assert target.naming(told, where) == told

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from colibri_kit.cli import ui_options
-from colibri_kit.deploy.target import Place, existing_prefix, opened, place_options
+from colibri_kit.deploy.target import Place, existing_prefix, naming, opened, place_options
 from colibri_kit.ui import Ui
 
 
@@ -68,7 +68,7 @@ def command(ui: Ui, where: Place, check: bool) -> None:
         ):
             # What answers may be the service of the release before: only a start shows.
             data["health"] = "unknown: the deployment was cut off before its checks; deploy again"
-    ui.result(data, _text(data))
+    ui.result(data, naming(_text(data), where))
 
 
 def _text(data: dict[str, Any]) -> str:

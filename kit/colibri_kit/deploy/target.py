@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from colibri_kit.errors import PreflightError, UsageError
+from colibri_kit.errors import KitError, PreflightError, UsageError
 from colibri_kit.transport.options import SshOptions, ssh_options
 
 if TYPE_CHECKING:
@@ -71,14 +72,31 @@ def place(
 
 @contextmanager
 def opened(where: Place, ui: Ui) -> Iterator[Transport]:
-    """The transport, closed at the end."""
+    """The transport, closed at the end. Errors from inside get hints that can be typed as they are."""
     from colibri_kit.transport import open_transport
 
     transport = open_transport(where.host, where.ssh, ui.note)
     try:
         yield transport
+    except KitError as err:
+        if err.hint:
+            err.hint = naming(err.hint, where)
+        raise
     finally:
         transport.close()
+
+
+def naming(hint: str, where: Place) -> str:
+    """A hint whose `colibri-kit logs` and the like name the place as the user did. Pure."""
+    if where.local:
+        words = (
+            f"--root {where.prefix}"
+            if where.prefix
+            else f"--board {where.board.name if where.board else 'host'}"
+        )
+    else:
+        words = f"{where.host} --prefix {where.prefix}" if where.prefix else str(where.host)
+    return re.sub(r"colibri-kit (?:logs|status|rollback)(?=[;,\n]|$)", lambda m: f"{m[0]} {words}", hint)
 
 
 def candidates(where: Place) -> tuple[str, ...]:

@@ -257,6 +257,6 @@ int verb_serve(int argc, char **argv)
         return cli_error(&v->args, &err);
     if (!v->supervise_flag)
         return serve_once(v);
-    struct cb_supervise sup = {v->give_up, v->watchdog_s, 2, v->opt.log_json, child, v};
+    struct cb_supervise sup = {v->give_up, v->watchdog_s, 2, v->opt.log_json, v->opt.log_mib, child, v};
     return cb_supervise(&sup);
 }

@@ -52,6 +52,8 @@ void serve_options_table(struct serve *v)
          .meta = "S", .help = "without progress before --supervise kills it (default 60)"},
         {.name = "--log", .kind = ARG_CHOICE, .out = &v->log_json, .meta = "text|json",
          .help = "form of the lines on stderr (default text)"},
+        {.name = "--log-max", .kind = ARG_U32, .out = &o->log_mib, .lo = 1, .hi = 65536, .meta = "MIB",
+         .help = "when stderr is a file: beyond this it keeps its later half only"},
     };
     const struct arg file[] = {
         {.group = "File", .name = "--options", .kind = ARG_TEXT, .out = &v->options, .meta = "FILE",

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define CHUNK 8192
 #define CUT_OFF (UINT32_C(1) << 31)
 
 /* O_NONBLOCK belongs to the open file, which a shell or a parent shares: opened
@@ -82,6 +83,49 @@ static int say_lost(const struct cb_log *log)
     return 0;
 }
 
+/* Moves the whole lines of the file's last max / 2 bytes to its begin; their length, or 0. */
+static off_t move_down(int file, uint64_t size, uint64_t max)
+{
+    char some[CHUNK];
+    off_t from = (off_t)(size - max / 2), to = 0;
+    ssize_t n = pread(file, some, sizeof some, from);
+    const char *line = n > 0 ? memchr(some, '\n', (size_t)n) : NULL;
+    if (line == NULL)
+        return 0;
+    from += line + 1 - some;
+    while ((n = pread(file, some, sizeof some, from)) > 0) {
+        if (pwrite(file, some, (size_t)n, to) != n)
+            return 0;
+        from += n;
+        to += n;
+    }
+    return to;
+}
+
+/* In place: a supervisor appends to the same file, and its folder may not be ours. The
+ * file is opened once more, as a write at an offset appends where O_APPEND is set. */
+static void shorten(const struct cb_log *log)
+{
+    char path[40];
+    struct cb_line l;
+    struct stat st;
+    if (log->max == 0 || fstat(log->fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+        (uint64_t)st.st_size <= log->max)
+        return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", log->fd);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    off_t left = file >= 0 ? move_down(file, (uint64_t)st.st_size, log->max) : 0;
+    if (file >= 0)
+        close(file);
+    if (ftruncate(log->fd, left) != 0)
+        return;
+    (void)lseek(log->fd, left, SEEK_SET); /* for what was not opened to append */
+    cb_line_begin(&l, (struct cb_log){.json = log->json}, "info", "log_shortened");
+    cb_line_u64(&l, "bytes", (uint64_t)st.st_size);
+    cb_buf_str(&l.b, log->json ? "}\n" : "\n");
+    (void)put(log, l.text, l.b.n);
+}
+
 void cb_line_begin(struct cb_line *l, struct cb_log log, const char *level, const char *event)
 {
     struct timespec now;
@@ -132,6 +176,8 @@ void cb_line_end(struct cb_line *l)
     int whole = say_lost(&l->log) ? put(&l->log, l->text, l->b.n) : 0;
     if (whole != 1)
         lose(&l->log, 1, whole);
+    else
+        shorten(&l->log);
 }
 
 void cb_log_say(struct cb_log log, const char *level, const char *event, const char *message)

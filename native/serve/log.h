@@ -2,7 +2,10 @@
  *
  * A journal whose reader stands still must not stop the service: what cannot be
  * written at once is left out and counted, and "journal_lost" says how many lines
- * as soon as one can be written again. */
+ * as soon as one can be written again.
+ *
+ * A file that nobody rotates must not fill a disk in a year: beyond log.max bytes
+ * it keeps, in place, the lines of its later half, and "log_shortened" says so. */
 #ifndef CB_SERVE_LOG_H
 #define CB_SERVE_LOG_H
 
@@ -21,6 +24,7 @@ struct cb_log {
     enum cb_log_way way;
     int own;                /* fd was opened here: the same pipe or terminal, not waiting */
     _Atomic uint32_t *lost; /* lines left out; the top bit: the last one is cut off */
+    uint64_t max;           /* bytes of a file, set after opening; 0 = no limit */
 };
 void cb_log_open(struct cb_log *log, int fd, int json, _Atomic uint32_t *lost);
 void cb_log_close(struct cb_log *log);

@@ -37,6 +37,7 @@ struct cb_serve_options {
     uint32_t health_s;       /* between two checks of itself; 0 = 30 */
     int log_fd;
     int log_json;
+    uint32_t log_mib;        /* a log file is shortened beyond so many MiB; 0 = never */
     int beat_fd;             /* a supervisor's pipe, -1 = none */
     int hot_swap;            /* SIGHUP may call cb_swap */
     const char *model_dir;   /* what SIGHUP opens again */
@@ -80,6 +81,7 @@ struct cb_supervise {
     uint32_t give_up;     /* bad ends in a row; one that was ready for 60 s starts the count anew */
     uint32_t watchdog_s;
     int log_fd, log_json;
+    uint32_t log_mib;     /* as in cb_serve_options */
     void (*child)(void *arg, int beat_fd); /* does not return: it ends its process */
     void *arg;
 };

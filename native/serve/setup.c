@@ -316,6 +316,7 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
     s->lock_fd = -1;
     s->notify.fd = -1;
     cb_log_open(&s->log, o->log_fd, o->log_json, &s->log_lost);
+    s->log.max = (uint64_t)o->log_mib << 20;
     s->t_open = cb_os_now_ns();
     s->created = (uint64_t)time(NULL);
     if (getrandom(&s->next_number, sizeof s->next_number, GRND_NONBLOCK) != sizeof s->next_number)

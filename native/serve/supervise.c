@@ -210,6 +210,7 @@ int cb_supervise(const struct cb_supervise *s)
     memset(&p, 0, sizeof p);
     p.opt = s;
     cb_log_open(&p.log, s->log_fd, s->log_json, &p.log_lost);
+    p.log.max = (uint64_t)s->log_mib << 20;
     signal(SIGPIPE, SIG_IGN); /* a journal that is gone is no reason to stop, nor a full one */
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* ignored by who started it, ends would not be seen */

@@ -16,6 +16,9 @@ from colibri_kit.errors import PreflightError
 
 NAME = "colibri"
 
+#: Of a log file that nothing rotates; systemd's journal has limits of its own.
+LOG_MIB = 16
+
 #: What a service's text may be made of: it goes into unit files and shell scripts.
 _PLAIN = re.compile(r"[A-Za-z0-9._/@:+\[\]-]+")
 
@@ -80,9 +83,8 @@ class Service:
     @property
     def supervised(self) -> list[str]:
         """The same with the engine's own supervisor, for init systems that watch no progress."""
-        if self.restart == "never":
-            return self.arguments
-        return [*self.arguments, "--supervise", "--watchdog", str(self.watchdog)]
+        watched = ["--supervise", "--watchdog", str(self.watchdog)] if self.restart != "never" else []
+        return [*self.arguments, "--log-max", str(LOG_MIB), *watched]
 
 
 @dataclass(frozen=True)

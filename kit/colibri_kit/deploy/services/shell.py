@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from colibri_kit.deploy.release import BOOT_GUARD
-from colibri_kit.deploy.services import NAME, Service
+from colibri_kit.deploy.services import LOG_MIB, NAME, Service
 
 
 def functions(service: Service) -> str:
@@ -18,7 +18,7 @@ def functions(service: Service) -> str:
     return f"""\
 ENGINE={service.engine}
 LOG={service.prefix}/log/engine.log
-LOG_MAX=16384 # KiB: what is longer at a start becomes engine.log.1
+LOG_MAX={LOG_MIB * 1024} # KiB: what is longer at a start becomes engine.log.1
 PIDFILE=/run/{NAME}.pid
 
 alive() {{

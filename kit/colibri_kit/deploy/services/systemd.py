@@ -41,6 +41,8 @@ Restart={service.restart.replace("never", "no")}
 RestartSec=5
 # The command line, the model, the budget, the golden: another start changes none of them.
 RestartPreventExitStatus=2 3 4 5
+# Stopped while it was still loading.
+SuccessExitStatus=143
 # Loading takes as long as the storage needs.
 TimeoutStartSec=infinity
 TimeoutStopSec={service.stop_seconds}

@@ -1,0 +1,92 @@
+"""A journal that is a file, which nothing rotates: it stays below its limit and keeps its later half."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.service.rig import REPORTS, SANITIZE, tool
+
+MIB = 1 << 20
+
+
+def lines(journal: Path) -> list[dict[str, object]]:
+    """Those that are whole by now: each is JSON."""
+    return [json.loads(line) for line in journal.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.mark.parametrize("supervise", [[], ["--supervise"]], ids=["alone", "supervised"])
+def test_a_long_file_keeps_its_later_half(model: Path, tmp_path: Path, supervise: list[str]) -> None:
+    journal = tmp_path / "engine.log"
+    old = [json.dumps({"event": "old", "n": n, "pad": "x" * 80}) for n in range(MIB // 130)]
+    journal.write_text("\n".join(old) + "\n")
+    before = journal.stat()
+    assert MIB * 0.8 < before.st_size < MIB - 5000
+    with journal.open("ab") as out:
+        process = subprocess.Popen(
+            [tool(SANITIZE), "serve", "--model", model, "--log", "json", "--threads", "1",
+             "--listen", "127.0.0.1:0", "--log-max", "1", *supervise], stderr=out,
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while not (ready := [d for d in lines(journal) if d["event"] == "ready"]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        url = f"http://127.0.0.1:{ready[0]['port']}/v1/completions"
+        asked = 0
+        while not any(d["event"] == "log_shortened" for d in lines(journal)):
+            assert asked < 10_000 and journal.stat().st_size < MIB + 1000
+            complete(url)
+            asked += 1
+        now = lines(journal)
+        assert MIB * 0.45 < journal.stat().st_size < MIB * 0.52
+        assert journal.stat().st_ino == before.st_ino
+        (cut,) = (d for d in now if d["event"] == "log_shortened")
+        assert isinstance(cut["bytes"], int) and MIB < cut["bytes"] < MIB + 1000
+        # The later half, without a gap: the last of the old lines, then all that came since.
+        numbers = [d["n"] for d in now if d["event"] == "old"]
+        assert numbers == list(range(MIB // 130 - len(numbers), MIB // 130)) and len(numbers) > 3000
+        assert len([d for d in now if d["event"] == "request"]) == asked
+        complete(url)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert [d["event"] for d in lines(journal)][-1] in ("stopping", "stopped", "drained")
+    finally:
+        process.kill()
+        process.wait()
+    assert not any(word in journal.read_text() for word in REPORTS)
+
+
+def test_without_the_option_nothing_is_cut(model: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "mine.log"
+    journal.write_text("a line of mine\n" * (2 * MIB // 15))
+    size = journal.stat().st_size
+    with journal.open("ab") as out:
+        process = subprocess.Popen(
+            [tool(SANITIZE), "serve", "--model", model, "--listen", "127.0.0.1:0"], stderr=out
+        )
+    try:
+        end = time.monotonic() + 60
+        while b" ready" not in journal.read_bytes()[size:]:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert journal.read_bytes()[:size] == b"a line of mine\n" * (2 * MIB // 15)
+
+
+def complete(url: str) -> None:
+    """A request: it leaves a line."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()

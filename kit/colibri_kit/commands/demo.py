@@ -55,8 +55,16 @@ def command(ui: Ui, dry_run: bool) -> None:
     total = time.monotonic() - began
     ui.result(
         {"steps": report, "seconds": round(total, 2), "model": str(model), "board": recipe.board},
-        f"\ndemo done in {total:.1f} s. Try:  colibri-kit run --board {recipe.board} -p 'Once upon a time'",
+        f"\ndemo done in {total:.1f} s. Try:  {_typed()} run --board {recipe.board} -p 'Once upon a time'",
     )
+
+
+def _typed() -> str:
+    """What to type for this program: make puts a folder on PATH that its caller's shell has not."""
+    own = Path(sys.argv[0])
+    if own.name == "colibri-kit" and own.is_relative_to(Path.cwd()):
+        return str(own.relative_to(Path.cwd()))
+    return "colibri-kit"
 
 
 def _steps(ui: Ui, recipe: Recipe, model: Path) -> list[tuple[str, Callable[[], str]]]:

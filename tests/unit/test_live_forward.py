@@ -113,3 +113,30 @@ def test_a_client_that_is_gone_when_it_is_accepted_ends_nothing() -> None:
         assert talk(carried.port) == b"ping"
     finally:
         carried.close()
+
+
+class Flood(Echo):
+    """A board's end that sends without end."""
+
+    def recv(self, nbytes: int) -> bytes:
+        if self.closed:
+            raise EOFError
+        return bytes(nbytes)
+
+
+def test_a_client_that_reads_nothing_does_not_outlive_its_link() -> None:
+    carried = forward.Forward(forward.listen(0), Flood)
+    with contextlib.closing(carried), socket.create_connection(("127.0.0.1", carried.port), 5) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        assert client.recv(1) == b"\0"
+        time.sleep(1)  # by now the socket is full, and the thread waits for room
+        assert carried.active == 1
+        carried.abort_all()
+        end = time.monotonic() + 10
+        while carried.active:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert not [t for t in threading.enumerate() if t.name in ("tunnel-up", "tunnel-down")]
+        with pytest.raises(ConnectionResetError):
+            while client.recv(1 << 20):
+                pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import socket
 import struct
 import threading
@@ -20,6 +21,9 @@ from colibri_kit.errors import KitError, UsageError
 
 #: Bytes moved at a time, at most.
 PIECE_BYTES = 1 << 16
+#: How soon a broken connection is noticed while its client reads nothing.
+_PATIENCE_SECONDS = 0.5
+_DONT_WAIT = getattr(socket, "MSG_DONTWAIT", 0)  # not on Windows, where a send after select suffices
 #: A port that a service of ours is usually behind.
 USUAL_PORT = 8080
 
@@ -188,9 +192,11 @@ class _Pair:
 
     def _down(self) -> None:
         try:
-            while piece := self._far.recv(PIECE_BYTES):
-                self._moved()
-                self._near.sendall(piece)
+            with selectors.DefaultSelector() as room:
+                room.register(self._near, selectors.EVENT_WRITE)
+                while piece := self._far.recv(PIECE_BYTES):
+                    self._moved()
+                    self._give(room, memoryview(piece))
         except (OSError, EOFError):
             self.abort()
             return
@@ -203,6 +209,15 @@ class _Pair:
             while not self._far.closed and not self._up_ended.wait(0.05):
                 pass
         self._wake()
+
+    def _give(self, room: selectors.BaseSelector, piece: memoryview) -> None:
+        """Sends as the client reads; one that has stopped reading does not outlive :meth:`abort`."""
+        while piece:
+            if self._broken:
+                raise ConnectionAbortedError
+            if room.select(_PATIENCE_SECONDS):
+                with contextlib.suppress(BlockingIOError):
+                    piece = piece[self._near.send(piece, _DONT_WAIT) :]
 
 
 def _reset(sock: socket.socket) -> None:

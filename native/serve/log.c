@@ -64,6 +64,14 @@ static void lose(const struct cb_log *log, uint32_t lines, int how)
         atomic_fetch_or(log->lost, CUT_OFF);
 }
 
+/* What every line ends with; it always fits. */
+static void close_line(struct cb_line *l)
+{
+    l->b.full = 0;
+    l->b.cap = sizeof l->text;
+    cb_buf_str(&l->b, l->log.json ? "}\n" : "\n");
+}
+
 /* What was left out before is said first. 1 = it is said, or there is nothing. */
 static int say_lost(const struct cb_log *log)
 {
@@ -73,7 +81,7 @@ static int say_lost(const struct cb_log *log)
         return 1;
     cb_line_begin(&l, (struct cb_log){.json = log->json}, "warning", "journal_lost");
     cb_line_u64(&l, "lines", lost & ~CUT_OFF);
-    cb_buf_str(&l.b, log->json ? "}\n" : "\n");
+    close_line(&l);
     int whole = lost & CUT_OFF ? put(log, "\n", 1) : 1;
     if (whole == 1)
         whole = put(log, l.text, l.b.n);
@@ -122,7 +130,7 @@ static void shorten(const struct cb_log *log)
     (void)lseek(log->fd, left, SEEK_SET); /* for what was not opened to append */
     cb_line_begin(&l, (struct cb_log){.json = log->json}, "info", "log_shortened");
     cb_line_u64(&l, "bytes", (uint64_t)st.st_size);
-    cb_buf_str(&l.b, log->json ? "}\n" : "\n");
+    close_line(&l);
     (void)put(log, l.text, l.b.n);
 }
 
@@ -170,9 +178,7 @@ void cb_line_ms(struct cb_line *l, const char *name, uint64_t ns)
 
 void cb_line_end(struct cb_line *l)
 {
-    l->b.full = 0;
-    l->b.cap = sizeof l->text;
-    cb_buf_str(&l->b, l->log.json ? "}\n" : "\n");
+    close_line(l);
     int whole = say_lost(&l->log) ? put(&l->log, l->text, l->b.n) : 0;
     if (whole != 1)
         lose(&l->log, 1, whole);

@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SFTP_SERVERS = ("/usr/lib/sftp-server", "/usr/lib/openssh/sftp-server", "/usr/libexec/sftp-server")
 
@@ -175,20 +179,13 @@ def start_dropbear(folder: Path, user: str, identity: Path, *, as_root: bool = F
 
 
 @dataclass
-class Proxy:
-    """A TCP proxy in front of ``port``; after ``limit`` bytes towards the server it acts.
-
-    ``action``: ``cut`` (both sides closed), ``stall`` (nothing moves any more, the
-    connection stays up), or a function that is called once while the rest goes on.
-    """
+class Listening:
+    """In front of a server's ``port``: ``_serve()`` accepts at ``listen_port`` while the block lasts."""
 
     port: int
-    limit: int
-    action: str | Callable[[], None]
-    listener: socket.socket = field(default_factory=socket.socket)
-    passed: int = 0
+    listener: socket.socket = field(default_factory=socket.socket, kw_only=True)
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -200,6 +197,22 @@ class Proxy:
     @property
     def listen_port(self) -> int:
         return int(self.listener.getsockname()[1])
+
+    def _serve(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class Proxy(Listening):
+    """A TCP proxy in front of ``port``; after ``limit`` bytes towards the server it acts.
+
+    ``action``: ``cut`` (both sides closed), ``stall`` (nothing moves any more, the
+    connection stays up), or a function that is called once while the rest goes on.
+    """
+
+    limit: int
+    action: str | Callable[[], None]
+    passed: int = 0
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):

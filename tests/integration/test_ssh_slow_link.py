@@ -12,12 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import parcel_maker
 from kit_cli import Ran
-from ssh_servers import Server
+from ssh_servers import Listening, Server
 from test_ssh_deploy import link, tree
 
 Deploy = Callable[..., Ran]
@@ -25,7 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @dataclass
-class Line:
+class Line(Listening):
     """A TCP proxy in front of ``port``.
 
     Attributes:
@@ -35,23 +35,12 @@ class Line:
         cut: both ends are closed after so many bytes towards the server, 0 = never.
     """
 
-    port: int
     delay: float = 0.0
     rate: int = 0
     pause: tuple[int, float] = (0, 0.0)
     cut: int = 0
     passed: int = 0
     paused: int = 0
-    listener: socket.socket = field(default_factory=socket.socket)
-
-    def __enter__(self) -> Line:
-        self.listener.bind(("127.0.0.1", 0))
-        self.listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.listener.close()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -110,7 +99,7 @@ class Line:
 def through(line: Line, server: Server, tmp_path: Path) -> dict[str, object]:
     """Deploy's arguments for this line, which is another host to known_hosts."""
     args = [*server.args, "--known-hosts", str(tmp_path / f"hosts-{id(line)}"), "--accept-new-host-key"]
-    return {"target": f"{server.user}@127.0.0.1:{line.listener.getsockname()[1]}", "args": args}
+    return {"target": f"{server.user}@127.0.0.1:{line.listen_port}", "args": args}
 
 
 def large(tmp_path: Path, mib: int, seed: int) -> Path:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 import engine_build as eb
 
+from colibri_kit.native import Engine
 from tests.parity.conftest import FAMILIES, convert, reference  # noqa: F401
 
 START_S = 60
+#: What tests of one family use: it has a shared expert as well.
+FAMILY = "qwen2moe"
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return [int(t) for t in reference(FAMILY, "q4_k_m").tokens]
+
+
+@pytest.fixture(scope="module")
+def model(convert: Callable[..., Path]) -> Path:  # noqa: F811
+    return convert(reference(FAMILY, "q4_k_m").gguf)
+
+
+@pytest.fixture(scope="module")
+def want(model: Path, tokens: list[int]) -> Any:
+    """The local logits."""
+    with Engine(model, threads=1) as local:
+        return local.eval(tokens)[0]
 
 
 class Module:

@@ -15,26 +15,8 @@ from colibri_kit.native import Engine
 from colibri_kit.offload.frames import CREDIT, ERROR, EXEC, HELLO, PING, PONG, RESULT
 
 from . import faulty
-from .conftest import eventually, reference
+from .conftest import FAMILY, eventually, reference
 from .faulty import TO_BOARD, TO_MODULE, FaultyRelay
-
-FAMILY = "qwen2moe"  # has a shared expert as well
-
-
-@pytest.fixture(scope="module")
-def tokens() -> list[int]:
-    return [int(t) for t in reference(FAMILY, "q4_k_m").tokens]
-
-
-@pytest.fixture(scope="module")
-def model(convert: Callable[..., Path]) -> Path:
-    return convert(reference(FAMILY, "q4_k_m").gguf)
-
-
-@pytest.fixture(scope="module")
-def want(model: Path, tokens: list[int]) -> Any:
-    with Engine(model, threads=1) as local:
-        return local.eval(tokens)[0]
 
 
 @contextmanager

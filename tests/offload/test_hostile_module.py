@@ -18,29 +18,12 @@ from colibri_kit.native import Engine
 from colibri_kit.offload import frames
 from colibri_kit.offload.frames import CREDIT, ERROR, HELLO, PING, PONG, RESULT, Frame
 
-from .conftest import PtyPair, eventually, reference
+from .conftest import PtyPair, eventually
 from .faulty import TO_BOARD, FaultyRelay, other_bits
 from .test_faults import linked, same
 from .test_python_side import CReader, lib  # noqa: F401
 
-FAMILY = "qwen2moe"
 Pieces = "list[bytes | float | None]"
-
-
-@pytest.fixture(scope="module")
-def tokens() -> list[int]:
-    return [int(t) for t in reference(FAMILY, "q4_k_m").tokens]
-
-
-@pytest.fixture(scope="module")
-def model(convert: Callable[..., Path]) -> Path:
-    return convert(reference(FAMILY, "q4_k_m").gguf)
-
-
-@pytest.fixture(scope="module")
-def want(model: Path, tokens: list[int]) -> Any:
-    with Engine(model, threads=1) as local:
-        return local.eval(tokens)[0]
 
 
 @pytest.fixture

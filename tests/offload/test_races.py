@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,6 @@ def tool() -> Path:
     sources = [*eb.engine_sources(), *eb.cli_sources()]
     built: Path = eb._link(sources, (*eb._macros(), *extra), link, "colibri-tsan")
     return built
-
-
-@pytest.fixture(scope="module")
-def model(convert: Callable[..., Path]) -> Path:
-    return convert(reference("qwen2moe", "q4_k_m").gguf)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from colibri_kit.ui import Ui
 if TYPE_CHECKING:
     from colibri_kit.appliance.job import Wish
     from colibri_kit.config.board import Board
-    from colibri_kit.deploy.model import Part
     from colibri_kit.media.safety import Verdict
 
 
@@ -195,7 +194,8 @@ def _wish(ui: Ui, flags: dict[str, Any]) -> Wish:
     from colibri_kit.appliance.platforms import platform_of
     from colibri_kit.appliance.settings import Settings
     from colibri_kit.deploy import model
-    from colibri_kit.deploy.plan import Engine, check_engine
+    from colibri_kit.deploy.job import load_engine
+    from colibri_kit.deploy.plan import check_engine
 
     board = _board(flags)
     if not flags["base"]:
@@ -213,11 +213,11 @@ def _wish(ui: Ui, flags: dict[str, Any]) -> Wish:
         console_shell=flags["console_shell"],
     )
     parcel = model.load(find_model(flags["model"]))
-    part, kind = _engine(ui, board, flags["engine"])
-    check_engine(board, Engine(part, kind))
+    engine = load_engine(ui, board, flags["engine"])
+    check_engine(board, engine)
     return Wish(
         board=board,
-        engine=part,
+        engine=engine.part,
         parcel=parcel,
         settings=settings,
         uboot=flags["boot_loader"] == "uboot",
@@ -238,27 +238,6 @@ def _public_keys(path: Path) -> list[str]:
     if not keys:
         raise UsageError(f"{path} holds no key")
     return keys
-
-
-def _engine(ui: Ui, board: Board, file: Path | None) -> tuple[Part, Any]:
-    import hashlib
-
-    from colibri_kit.deploy import elf
-    from colibri_kit.deploy.model import Part
-
-    if file is None:
-        from colibri_kit.toolchain.engine import build_engine, plan_engine
-
-        with ui.progress("compile", len(plan_engine(board).units), unit="files") as bar:
-            file = Path(build_engine(board, advance=bar.advance).path)
-    try:
-        data = file.read_bytes()
-    except OSError as err:
-        raise UsageError(f"cannot read the engine {file}: {err.strerror}") from err
-    kind = elf.identify(data[: elf.HEAD_BYTES])
-    if kind is None:
-        raise UsageError(f"{file} is not an ELF executable")
-    return Part("colibri", file, len(data), hashlib.sha256(data).hexdigest(), 0o555), kind
 
 
 def _text(facts: dict[str, Any], verdict: Verdict | None, wish: Wish | None) -> str:

@@ -58,7 +58,7 @@ fi
 """
 
 #: Bits of the Raspberry Pi firmware's get_throttled.
-_NOW = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "soft temperature limit"}
+THROTTLE_BITS = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "soft temperature limit"}
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,8 @@ def _heat(more: More) -> Iterable[Finding]:
         else:
             yield ok("temperature", found)
     if more.throttled is not None:
-        now = [name for bit, name in _NOW.items() if more.throttled >> bit & 1]
-        since = [name for bit, name in _NOW.items() if more.throttled >> (bit + 16) & 1]
+        now = [name for bit, name in THROTTLE_BITS.items() if more.throttled >> bit & 1]
+        since = [name for bit, name in THROTTLE_BITS.items() if more.throttled >> (bit + 16) & 1]
         if now:
             yield fail(
                 "throttling", f"now: {', '.join(now)}", "a better power supply or cooling; then reboot"

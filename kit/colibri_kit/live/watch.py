@@ -136,7 +136,7 @@ class SshSource:
 
     def _extra(self) -> None:
         """The release that is current, and what the Raspberry Pi's firmware says."""
-        from colibri_kit.doctor.board import _NOW
+        from colibri_kit.doctor.board import THROTTLE_BITS
         from colibri_kit.transport.base import script
 
         if time.monotonic() - self._looked < EXTRA_SECONDS:
@@ -150,7 +150,7 @@ class SshSource:
         except (KeyError, ValueError):
             self.throttled = None
         else:
-            self.throttled = tuple(name for bit, name in _NOW.items() if bits >> bit & 1)
+            self.throttled = tuple(name for bit, name in THROTTLE_BITS.items() if bits >> bit & 1)
 
     def close(self) -> None:
         self._transport.close()

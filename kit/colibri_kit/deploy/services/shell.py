@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from colibri_kit.deploy.release import BOOT_GUARD
-from colibri_kit.deploy.services import LOG_MIB, NAME, Service
+from colibri_kit.deploy.services import NAME, Service
 
 
 def functions(service: Service) -> str:
@@ -18,7 +18,6 @@ def functions(service: Service) -> str:
     return f"""\
 ENGINE={service.engine}
 LOG={service.prefix}/log/engine.log
-LOG_MAX={LOG_MIB * 1024} # KiB: what is longer at a start becomes engine.log.1
 PIDFILE=/run/{NAME}.pid
 
 alive() {{
@@ -36,7 +35,6 @@ engine_start() {{
     ulimit -c 0
     ulimit -l unlimited 2>/dev/null
     mkdir -p /run/{NAME} && chown {service.user} /run/{NAME}
-    if [ -f "$LOG" ] && [ "$(du -k "$LOG" | cut -f 1)" -gt "$LOG_MAX" ]; then mv -f "$LOG" "$LOG.1"; fi
     touch "$LOG" && chown {service.user} "$LOG"
     rm -f "$PIDFILE"
     start-stop-daemon -S -b -m -p "$PIDFILE" -c {user} -x /bin/sh -- \\

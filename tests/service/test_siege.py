@@ -359,6 +359,7 @@ def test_signals_all_at_once(model: Path, tmp_path: Path) -> None:
     for n in range(6):
         with Service(current, "--hot-swap", "--sequences", "2", "--options", str(path)) as s:
             held = [ask(s, **LONG) for _ in range(3)]
+            until(lambda s=s: sum(s.json("/health")[k] for k in ("active", "queued")) == 3)
 
             def storm(s: Service = s) -> None:
                 for _ in range(40):

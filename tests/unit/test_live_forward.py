@@ -121,7 +121,7 @@ class Flood(Echo):
     def recv(self, nbytes: int) -> bytes:
         if self.closed:
             raise EOFError
-        return bytes(nbytes)
+        return bytes(1 << 26)  # more than any socket takes at once: whoever sends it has to wait
 
 
 def test_a_client_that_reads_nothing_does_not_outlive_its_link() -> None:

@@ -243,6 +243,8 @@ def cut_off(at: Board, queue: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ran = at.deploy(at.recipe(queue=queue))
     assert ran.rc == 130 and "is current but unchecked" in ran.err
     assert link(at.prefix) != before and at.health()["capacity"] == told
+    # Where the next boot goes back to; what does so is tests/unit/test_boot_guard.py's.
+    assert (at.prefix / "trial").readlink().name == before
     assert kit("status", *at.place, "--json").json["previous"] == before
 
 
@@ -252,6 +254,7 @@ def test_cut_off_before_its_checks_then_the_same_again(at: Board, monkeypatch: p
     cut_off(at, 5, monkeypatch)
     again = at.deploy(at.recipe(queue=5))
     assert again.rc == 0, again.err
+    assert not list(at.prefix.glob("trial*"))
     assert at.health()["capacity"] == 6  # its own service, not the one before
     assert kit("status", *at.place, "--json").json["previous"] == first.json["release"]
 
@@ -263,6 +266,7 @@ def test_cut_off_before_its_checks_then_back(at: Board, monkeypatch: pytest.Monk
     # Another release goes back to the one that was well, not to the unchecked one.
     wrong = at.deploy(at.recipe(queue=6, check="check: {prompt: Hello, max_new: 2, expect: no such words}\n"))
     assert (wrong.rc, link(at.prefix)) == (9, first.json["release"]), wrong.err
+    assert not list(at.prefix.glob("trial*"))
     cut_off(at, 7, monkeypatch)
     assert kit("rollback", *at.place).rc == 0
     assert link(at.prefix) == first.json["release"] and at.health()["capacity"] == 4
@@ -277,6 +281,7 @@ def test_bad_release_is_taken_back_and_the_old_service_answers(at: Board, other:
     error = ran.json["error"]
     assert "status 5 (its golden does not match)" in error["message"]
     assert error["state"] == f"rolled back to {good.json['release']}, which is well"
+    assert f"colibri-kit logs {at.place[0]}" in error["hint"]  # as it can be typed
     told = at.health()
     assert told["golden"] == golden(at.model)
     assert told["uptime_s"] < time.monotonic() - began  # started anew, by going back

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import virtual
 from virtual import inside
@@ -53,15 +52,12 @@ def told(board_dir: Path, a53_engine: Path, olmoe: Path, tmp_path_factory: pytes
     profile = tmp_path_factory.mktemp("profile") / "virt-gadget.yaml"
     text = board_path("virt-a53").read_text()
     profile.write_text(text.replace("virt-a53", "virt-gadget").replace("kernel: cloud", "kernel: full"))
-    tokens = io.BytesIO()
-    np.save(tokens, np.arange(1, 301, dtype=np.int32) * 7 % 250)
     with virtual.board(str(profile), NAME, "--ram", "512MiB", "--timeout", "400") as up:
         files: dict[str, tuple[bytes, int]] = {
             SCRIPT: (gadget.script("guest-1").encode(), 0o755),
             "/data/colibri-engine": (a53_engine.read_bytes(), 0o755),
             "/data/tokens.npy": ((virtual.REFS / "olmoe.t64.f32.tokens.npy").read_bytes(), 0o644),
         }
-        files["/data/long.npy"] = (tokens.getvalue(), 0o644)
         for path in olmoe.iterdir():
             files[f"/data/m.coli/{path.name}"] = (path.read_bytes(), 0o644)
         source = Store(lambda words: None).get(kernel("arm64", "full"))
@@ -95,21 +91,21 @@ def wired(told: Any) -> Iterator[None]:
 ENGINE = "/data/colibri-engine logits --model /data/m.coli --json -o /tmp/l.npy"
 
 
-def logits(tokens: str, *more: str, meanwhile: str = "true") -> tuple[str, Any]:
-    """sha256 of the logits, and what the link did; ``meanwhile`` happens while they are computed."""
+def logits(tokens: str, *more: str) -> tuple[str, Any]:
+    """sha256 of the logits, and what the link did."""
     out = root(
-        f"({ENGINE} --tokens /data/{tokens}.npy {' '.join(more)} >/tmp/out 2>/tmp/said; echo $? >/tmp/rc) & "
-        f"{meanwhile}; wait $!; grep -qx 0 /tmp/rc || {{ cat /tmp/said >&2; exit 1; }}; "
-        "sha256sum </tmp/l.npy; cat /tmp/out"
+        f"{ENGINE} --tokens /data/{tokens}.npy {' '.join(more)} >/tmp/out 2>/tmp/said || "
+        "{ cat /tmp/said >&2; exit 1; }; sha256sum </tmp/l.npy; cat /tmp/out"
     )
     sha, said = out.split("\n", 1)
     return sha.split()[0], json.loads(said)["offload"]
 
 
 class Module:
-    """``colibri expertd`` in the guest."""
+    """``colibri expertd`` in the guest; none is left behind."""
 
     def __init__(self, device: str) -> None:
+        self.stats: dict[str, Any] = {}
         root(
             f"setsid /data/colibri-engine expertd --model /data/m.coli --json --device {device} "
             "</dev/null >/tmp/module.json 2>/tmp/module.log & echo $! >/tmp/module.pid; "
@@ -117,12 +113,49 @@ class Module:
             "sleep 0.1; kill -0 $(cat /tmp/module.pid) || exit 1; done"
         )
 
-    def stop(self) -> dict[str, Any]:
-        return dict(json.loads(root(
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stats = dict(json.loads(root(
             "kill -CONT $(cat /tmp/module.pid); kill $(cat /tmp/module.pid); n=0; "
             "while kill -0 $(cat /tmp/module.pid) 2>/dev/null; "
             "do sleep 0.1; n=$((n+1)); [ $n -lt 100 ] || exit 1; done; cat /tmp/module.json"
         )))  # fmt: skip
+
+
+TOKENS = 200
+PROMPT = "a long link and a short answer"
+#: The words of ``asked``: a prompt handed over; so many prompts answered; one handed over and answered;
+#: so many greetings seen; prompts until one finds the link up.
+WORDS = f"""\
+say() {{ echo '{PROMPT}' >&9; }}
+within() {{
+    n=0
+    until "$@"; do sleep 0.1; n=$((n+1)); [ $n -lt 600 ] || {{ cat /tmp/said >&2; exit 1; }}; done
+}}
+lines() {{ [ "$(grep -c "$1" "$2")" -ge "$3" ]; }}
+answered() {{ within lines '"text"' /tmp/out "$1"; }}
+ask() {{ all=$(($(wc -l </tmp/out) + 1)); say; answered $all; }}
+greeted() {{ within lines greeted /tmp/module.log "$1"; }}
+until_up() {{
+    until tail -n 1 /tmp/out | grep -q '"state": *"up"'; do
+        sleep 0.5; ask
+    done
+}}
+"""
+
+
+def asked(link: str, events: str) -> list[Any]:
+    """What an engine told of each prompt that ``events``, a script of ``WORDS``, gave it."""
+    options = f"--offload {link} --offload-share 100" if link else ""
+    out = root(
+        f"{WORDS}rm -f /tmp/p; mkfifo /tmp/p; exec 9<>/tmp/p; : >/tmp/out; "
+        f"/data/colibri-engine run --model /data/m.coli --json -n {TOKENS} {options} --prompts /tmp/p "
+        f">/tmp/out 2>/tmp/said 9>&- & {events}; exec 9>&-; "
+        "wait $! || { cat /tmp/said >&2; exit 1; }; cat /tmp/out"
+    )
+    return [json.loads(line) for line in out.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +164,11 @@ def want(told: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def long(told: Any) -> str:
-    """sha256 of the logits of 300 tokens, one at a time: some seconds of work."""
-    return logits("long", "--batch 1")[0]
+def text(told: Any) -> str:
+    """The answer, computed here."""
+    (answer,) = asked("", "ask")
+    assert answer["tokens"]["generated"] == TOKENS
+    return str(answer["text"])
 
 
 def test_what_the_kernel_shows_is_what_detect_looks_for(wired: None) -> None:
@@ -151,40 +186,49 @@ def test_what_the_kernel_shows_is_what_detect_looks_for(wired: None) -> None:
 @pytest.mark.parametrize(("board", "there"), [("ttyGS0", "ttyACM0"), ("ttyACM0", "ttyGS0")])
 def test_the_same_bits_over_the_cable(wired: None, want: str, board: str, there: str) -> None:
     """The Pi asks the PC, and the other way round."""
-    module = Module(f"/dev/{there}")
-    got, link = logits("tokens", f"--offload /dev/{board} --offload-share 100 --offload-deadline 20000")
+    with Module(f"/dev/{there}") as module:
+        got, link = logits("tokens", f"--offload /dev/{board} --offload-share 100 --offload-deadline 20000")
     assert got == want
     assert link["state"] == "up" and link["connects"] == 1 and link["experts"] > 0
     assert {link[k] for k in ("local", "late", "cut", "crc", "gaps", "errors", "wrong")} == {0}
-    stats = module.stop()
-    assert stats["rows"] > 0 and stats["failed"] == 0 and stats["crc"] == 0
+    assert module.stats["rows"] > 0 and module.stats["failed"] == 0 and module.stats["crc"] == 0
 
 
-LINKED = "--batch 1 --offload /dev/ttyACM0 --offload-share 100"
-GREETED = "until grep -q greeted /tmp/module.log; do sleep 0.1; done; sleep 1"
-
-
-def test_unplugged_and_plugged_in_again(wired: None, long: str) -> None:
-    """UDC unbound while the engine runs: /dev/ttyACM0 goes, comes back; the logits stay."""
-    module = Module("/dev/ttyGS0")
+def test_unplugged_and_plugged_in_again(wired: None, text: str) -> None:
+    """UDC unbound while the engine computes: /dev/ttyACM0 goes, comes back; the answers stay."""
     mine = "/sys/kernel/config/usb_gadget/colibri/UDC"
-    unplug = f"echo '' >{mine}; sleep 0.5; [ ! -e /dev/ttyACM0 ] || exit 1; {SCRIPT} start"
-    got, link = logits("long", LINKED, meanwhile=f"{GREETED}; {unplug}")
-    assert got == long
-    assert link["cut"] == 1 and link["connects"] == 2 and link["experts"] > 0, link
-    assert module.stop()["connections"] >= 2
+    unplug = f"say; sleep 0.3; echo '' >{mine}; within [ ! -e /dev/ttyACM0 ]"
+    with Module("/dev/ttyGS0") as module:
+        linked, cut, alone, again = asked(
+            "/dev/ttyACM0",
+            f"greeted 1; ask; {unplug}; answered 2; ask; {SCRIPT} start; greeted 2; ask",
+        )
+    assert {answer["text"] for answer in (linked, cut, alone, again)} == {text}
+    told = [answer["offload"] for answer in (linked, cut, alone, again)]
+    assert [link["state"] for link in told] == ["up", "down", "down", "up"], told
+    assert [link["experts"] > 0 for link in told] == [True, True, False, True], told
+    assert told[1]["cut"] == 1 and told[0]["cut"] == told[3]["cut"] == 0, told
+    assert module.stats["connections"] >= 2
 
 
-def test_nobody_reads(wired: None, want: str, long: str) -> None:
+def test_a_module_that_stops(wired: None, text: str) -> None:
+    """Stopped while it computes: late, then not asked any more; continued: asked again."""
+    with Module("/dev/ttyGS0"):
+        linked, late, *more, again = asked(
+            "/dev/ttyACM0",
+            "greeted 1; ask; say; sleep 0.3; kill -STOP $(cat /tmp/module.pid); answered 2; "
+            "kill -CONT $(cat /tmp/module.pid); until_up; ask",
+        )
+    assert {answer["text"] for answer in (linked, late, *more, again)} == {text}
+    told = [answer["offload"] for answer in (linked, late, again)]
+    assert told[0]["experts"] > 0, told
+    assert told[1]["late"] >= 1 and told[1]["state"] != "up", told
+    assert told[2]["experts"] > 0, told
+
+
+def test_nobody_reads(wired: None, want: str) -> None:
     """A serial device that nobody empties: neither a layer nor the program's end waits for it."""
     start = time.monotonic()
     got, link = logits("tokens", "--offload /dev/ttyGS0")
     assert got == want and link["experts"] == 0 and link["state"] == "down"
     assert time.monotonic() - start < 25
-    module = Module("/dev/ttyGS0")
-    start = time.monotonic()
-    got, link = logits("long", LINKED, meanwhile=f"{GREETED}; kill -STOP $(cat /tmp/module.pid)")
-    assert time.monotonic() - start < 60
-    assert got == long
-    assert link["late"] >= 1 and link["experts"] > 0, link
-    module.stop()

@@ -36,31 +36,61 @@ static int fail(const char **why, int status, const char *text)
     return -status;
 }
 
-static int request_line(struct cb_http *h, const char *s, uint32_t n, const char **why)
+static enum cb_http_method method_of(const char *s, struct cb_span m)
 {
-    uint32_t i = 0;
-    while (i < n && is_token(s[i]))
-        i++;
-    if (i == 0 || i >= n || s[i] != ' ')
-        return fail(why, 400, "malformed request line");
-    struct cb_span method = {0, i};
-    h->method = cb_span_is(s, method, "GET")    ? CB_HTTP_GET
-                : cb_span_is(s, method, "HEAD") ? CB_HTTP_HEAD
-                : cb_span_is(s, method, "POST") ? CB_HTTP_POST
-                                                : CB_HTTP_OTHER;
-    uint32_t from = ++i, query = 0;
-    if (i >= n || s[i] != '/')
-        return fail(why, 400, "the request target must be a path");
-    for (; i < n && s[i] != ' '; i++) {
+    return cb_span_is(s, m, "GET")    ? CB_HTTP_GET
+           : cb_span_is(s, m, "HEAD") ? CB_HTTP_HEAD
+           : cb_span_is(s, m, "POST") ? CB_HTTP_POST
+                                      : CB_HTTP_OTHER;
+}
+
+/* The target at s[t.at]: a path, or http://host/path, whose host counts in place
+ * of the header (RFC 9112, 3.2.2). Whether a host is ours is access.c's to say. */
+static int target(struct cb_http *h, const char *s, struct cb_span t, const char **why)
+{
+    uint32_t at = t.at, end = t.at + t.len, slash = t.at + 6; /* the second of http:// */
+    for (uint32_t i = at; i < end; i++)
         if ((unsigned char)s[i] <= 0x20 || (unsigned char)s[i] >= 0x7f)
             return fail(why, 400, "bad character in the request target");
-        if (s[i] == '?' && query == 0)
-            query = i;
+    struct cb_span scheme = {at, t.len < 7 ? 0 : 7};
+    h->absolute = cb_span_is_nocase(s, scheme, "http://");
+    if (h->absolute) {
+        for (at += 7; at < end && s[at] != '/' && s[at] != '?';)
+            at++;
+        h->host = (struct cb_span){slash + 1, at - slash - 1};
+        if (h->host.len == 0)
+            return fail(why, 400, "the request target has no host");
     }
-    if (i - from > CB_HTTP_TARGET_MAX)
+    if (!h->absolute && (t.len == 0 || s[at] != '/'))
+        return fail(why, 400, "the request target must be a path");
+    uint32_t query = at;
+    while (query < end && s[query] != '?')
+        query++;
+    h->path = (struct cb_span){at, query - at};
+    if (h->path.len == 0)
+        h->path = (struct cb_span){slash, 1}; /* http://host means its root */
+    return 0;
+}
+
+/* The line of n bytes at s[at]. */
+static int request_line(struct cb_http *h, const char *s, uint32_t at, uint32_t n, const char **why)
+{
+    uint32_t end = at + n, i = at;
+    while (i < end && is_token(s[i]))
+        i++;
+    if (i == at || i >= end || s[i] != ' ')
+        return fail(why, 400, "malformed request line");
+    h->method = method_of(s, (struct cb_span){at, i - at});
+    struct cb_span t = {++i, 0};
+    while (i < end && s[i] != ' ')
+        i++;
+    t.len = i - t.at;
+    int rc = target(h, s, t, why);
+    if (rc != 0)
+        return rc;
+    if (t.len > CB_HTTP_TARGET_MAX)
         return fail(why, 414, "the request target is too long");
-    h->path = (struct cb_span){from, (query != 0 ? query : i) - from};
-    if (n - i != 9 || memcmp(s + i, " HTTP/", 6) != 0 || s[i + 7] != '.')
+    if (end - i != 9 || memcmp(s + i, " HTTP/", 6) != 0 || s[i + 7] != '.')
         return fail(why, 400, "malformed request line");
     if (s[i + 6] != '1' || (s[i + 8] != '0' && s[i + 8] != '1'))
         return fail(why, 505, "HTTP/1.0 and HTTP/1.1 only");
@@ -125,7 +155,8 @@ static int header_value(struct cb_http *h, const char *s, struct cb_span name, s
     } else if (cb_span_is_nocase(s, name, "host")) {
         if (h->n_host++ > 0)
             return fail(why, 400, "Host twice");
-        h->host = v;
+        if (!h->absolute)
+            h->host = v;
     } else if (cb_span_is_nocase(s, name, "connection")) {
         connection(h, s, v);
     } else if (cb_span_is_nocase(s, name, "authorization")) {
@@ -199,6 +230,8 @@ int cb_http_parse(struct cb_http *h, const char *buf, size_t n, const char **why
     size_t avail = n < CB_HTTP_HEAD_MAX ? n : CB_HTTP_HEAD_MAX;
     uint32_t at = 0, lines = 0;
     memset(h, 0, sizeof *h);
+    if (avail >= 2 && memcmp(buf, "\r\n", 2) == 0)
+        at = 2; /* an empty line before the request is no mistake (RFC 9112, 2.2) */
     for (;;) {
         const char *lf = memchr(buf + at, '\n', avail - at);
         uint32_t end = lf != NULL ? (uint32_t)(lf - buf) : (uint32_t)avail;
@@ -215,7 +248,7 @@ int cb_http_parse(struct cb_http *h, const char *buf, size_t n, const char **why
             return fail(why, 400, "a line that ends without CR");
         len--;
         if (lines == 0)
-            rc = request_line(h, buf, len, why);
+            rc = request_line(h, buf, at, len, why);
         else if (len == 0)
             return finish(h, end + 1, why);
         else

@@ -20,9 +20,11 @@ struct cb_span {
 struct cb_http {
     enum cb_http_method method;
     uint32_t minor;             /* HTTP/1.minor, 0 or 1 */
-    struct cb_span path;        /* of the target, without its query */
-    struct cb_span host, authorization, origin;
-    uint32_t n_host;
+    int absolute;               /* the target names the host itself */
+    struct cb_span path;        /* of the target, without its query; starts with '/' */
+    struct cb_span host;        /* of the target or of the header Host */
+    struct cb_span authorization, origin;
+    uint32_t n_host;            /* headers Host */
     int has_length;
     uint64_t length;            /* of the body; 0 without Content-Length */
     enum cb_http_type type;     /* Content-Type */

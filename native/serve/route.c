@@ -122,7 +122,7 @@ static int needs_token(const struct cb_server *s, const struct cb_conn *c)
 static int check_access(struct cb_server *s, struct cb_conn *c)
 {
     const struct cb_http *h = &c->http;
-    if (h->n_host > 0 &&
+    if ((h->n_host > 0 || h->absolute) &&
         !cb_host_allowed(c->in + h->host.at, h->host.len, s->opt.host, s->opt.n_host)) {
         s->m.bad_host++;
         c->keep = 0;

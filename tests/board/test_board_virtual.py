@@ -119,6 +119,9 @@ def test_second_board_dropbear_pty_and_a_clean_end(
         assert (status["current"], status["health"]) == (sent["release"], "ok")
     assert not alive(again["pid"])
     assert inside("a53", "echo still here") == "still here\n"
+    ran = kit("status", "@a35", "--json")
+    assert (ran.rc, ran.json["error"]["code"]) == (6, "CK-VBOARD-DOWN")
+    assert ran.json["error"]["message"] == "virtual board a35 is not up; did you mean 'a53'?"
 
 
 def test_a_guest_that_cannot_start_leaves_nothing(board_dir: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import parcel_maker
 from kit_cli import Ran, kit
@@ -35,6 +36,12 @@ def settled(server: Server, part: Path) -> int:
     return part.stat().st_size
 
 
+def status(server: Server, prefix: Path) -> dict[str, Any]:
+    ran = kit("status", server.target, *server.args, "--prefix", prefix, "--json")
+    assert ran.rc == 0, ran.err
+    return dict(ran.json)
+
+
 def test_cut_in_the_middle_then_resumed(
     server: Server, deploy: Deploy, prefix: Path, model: Path, tmp_path: Path
 ) -> None:
@@ -54,7 +61,7 @@ def test_cut_in_the_middle_then_resumed(
     kept = settled(server, part)
     assert 0 < kept < 9 * MIB  # what the server had not read yet is lost with the connection
     # The lock was left behind by a deployment that is over: it is taken over.
-    assert (prefix / "lock").is_dir()
+    assert (prefix / "lock").is_dir() and status(server, prefix)["busy"] is None
     ran = deploy(server, "--json", folder=big)
     assert ran.rc == 0, ran.err
     sent = ran.json["sent"]
@@ -236,6 +243,9 @@ def test_two_deployments_at_once(sshd: Server, deploy: Deploy, prefix: Path) -> 
     ran = deploy(sshd, "--json", engine="b")
     assert (ran.rc, ran.json["error"]["code"]) == (6, "CK-DEPLOY-LOCKED")
     assert "ann@elsewhere since 2026-01-02T03:04:05Z" in ran.json["error"]["message"]
+    assert status(sshd, prefix)["busy"] == "ann@elsewhere since 2026-01-02T03:04:05Z"
+    told = kit("status", sshd.target, *sshd.args, "--prefix", prefix).out
+    assert "lock     ann@elsewhere since 2026-01-02T03:04:05Z is at work there\n" in told
     shutil.chown(prefix / "lock", sshd.user)
     for file in (prefix / "lock").iterdir():
         shutil.chown(file, sshd.user)

@@ -26,8 +26,19 @@ MALFORMED: dict[str, tuple[bytes, int]] = {
     "two spaces": (b"GET  / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "tab for a space": (b"GET\t/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "leading space": (b" GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
-    "leading line": (b"\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
-    "absolute target": (b"GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "leading lines": (b"\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "leading lf": (b"\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "absolute foreign": (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n", 421),
+    "absolute foreign, no header": (b"GET http://evil.example/health HTTP/1.0\r\n\r\n", 421),
+    "absolute without header": (b"GET http://localhost/health HTTP/1.1\r\n\r\n", 400),
+    "absolute with user": (b"GET http://localhost@evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 421),
+    "absolute, fragment": (b"GET http://evil.example#localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 421),
+    "absolute without host": (b"GET http:///health HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "other scheme": (b"GET https://localhost/health HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    "absolute, foreign origin": (
+        b"GET http://localhost/health HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n\r\n",
+        403,
+    ),
     "authority target": (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "star target": (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "raw utf-8 target": ("GET /é HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), 400),
@@ -184,6 +195,38 @@ def test_continue(service: Service) -> None:
 def test_hosts_that_may_ask(service: Service, host: str) -> None:
     assert service.get("/health", Host=host)[0] == 200
     assert service.get("/health", Host=host, Origin=f"http://{host}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "\r\nGET /health",
+        "GET http://localhost/health",
+        "GET HTTP://LOCALHOST:80/health?a=http://b/",
+        "GET http://[::1]:8080/health",
+    ],
+)
+def test_other_forms_of_a_request_line(service: Service, line: str) -> None:
+    """RFC 9112: an empty line before it (2.2), the host in the target in place of the header (3.2.2)."""
+    for version in ("1.1\r\nHost: evil.example", "1.0"):
+        status, body = parse(service.raw(f"{line} HTTP/{version}\r\nConnection: close\r\n\r\n".encode()))
+        if line.startswith("\r\n") and version != "1.0":
+            assert status == 421, "without a host in the target the header counts"
+        else:
+            assert status == 200 and json.loads(body)["status"] == "ok"
+    for root in ("http://localhost", "http://localhost?x", "http://localhost/"):
+        page = service.raw(f"GET {root} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert parse(page)[0] == 200 and b"<html" in page
+
+
+def test_curl_that_takes_it_for_a_proxy(service: Service) -> None:
+    """A real client that writes the whole URL in its request line."""
+    port = service.port
+    done = subprocess.run(
+        ["curl", "-sS", "-x", f"http://127.0.0.1:{port}", "http://127.0.0.1/health"],
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout)["status"] == "ok", done
 
 
 def test_curl(service: Service) -> None:

@@ -16,7 +16,7 @@ from colibri_kit.deploy.serving import ServeOptions
 from colibri_kit.errors import UsageError
 from colibri_kit.live import draw, frame, journal, sample, service
 from colibri_kit.live.ask import NoAnswer, ask
-from colibri_kit.transport.sshforward import Endpoint, parse_endpoint
+from colibri_kit.transport.sshforward import Endpoint, ForwardRefused, parse_endpoint
 
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -363,3 +363,17 @@ def test_pieces_become_lines() -> None:
     assert got[-1] == "last"
     lines(b"x" * 200_000)
     assert len(got) == 5  # a line without an end does not pile up
+
+
+def test_nothing_listens_where_the_user_said() -> None:
+    refused = ForwardRefused("nothing listens at 127.0.0.1:9999 on b", nothing_there=True)
+    at = Endpoint("127.0.0.1", 8080)
+    found = service.Installed("systemd", "active", at)
+    elsewhere = service.explain(refused, found, "b", Endpoint("127.0.0.1", 9999))
+    assert elsewhere.message.endswith("; the systemd service there listens at 127.0.0.1:8080")
+    assert elsewhere.hint == "leave --remote out"
+    for remote in (None, at):
+        loading = service.explain(refused, found, "b", remote)
+        assert "may still be loading" in loading.message and loading.hint == "colibri-kit logs b --follow"
+    unknown = service.explain(refused, service.Installed(), "b", at)
+    assert "no service is installed" in unknown.message

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
 from colibri_kit.cli import ui_options
 from colibri_kit.deploy.target import Place, existing_prefix, opened, place_options
 from colibri_kit.ui import Ui
-
-if TYPE_CHECKING:
-    from colibri_kit.transport.base import Transport
 
 
 @click.command(short_help="Go back to the previous release on a board.")
@@ -34,7 +30,7 @@ def command(
     does not become current. Where a service runs, it is restarted with the
     release and asked; when that fails, the one before runs again.
     """
-    from colibri_kit.deploy import act, back, health, keeper, release, serving, state, store
+    from colibri_kit.deploy import act, back, health, keeper, release, root, serving, state, store
     from colibri_kit.deploy.record import check_of, settings_of
     from colibri_kit.errors import HealthError, KitError, PreflightError, RollbackError
 
@@ -70,7 +66,7 @@ def command(
                 path = f"{prefix}/releases/{target}"
                 well = health.check(transport, path, settings_of(doc), health_timeout, check_of(doc))
             else:
-                _need_root(transport, stays)
+                root.need(transport, f"restarting the service of {transport.describe()}", state=stays)
                 well = health.Health(True, "", keeper.golden_of(doc))
                 try:
                     back.go_back(transport, prefix, target, health_timeout, runs.kind if runs else None)
@@ -100,15 +96,3 @@ def command(
         {**data, "golden": well.golden},
         f"rolled back from {held.current} to {target} (golden ok {well.golden[:12]})",
     )
-
-
-def _need_root(transport: Transport, stays: str) -> None:
-    from colibri_kit.errors import PreflightError
-
-    if transport.run(["id", "-u"]).text != "0":
-        raise PreflightError(
-            f"restarting the service of {transport.describe()} needs root",
-            hint="add --sudo",
-            state=stays,
-            code="CK-PREFLIGHT-ROOT",
-        )

@@ -27,6 +27,8 @@ def command(ui: Ui, where: Place, check: bool) -> None:
         prefix = existing_prefix(transport, where)
         held = store.stored(transport, prefix)
         remembered = state.load(transport, prefix)
+        lock = state.holder(transport, prefix)
+        busy = lock.who if lock is not None and not lock.stale else None
         doc = release.read(transport, prefix, held.current) if held.current else {}
         data: dict[str, Any] = {
             "target": transport.describe(),
@@ -43,6 +45,7 @@ def command(ui: Ui, where: Place, check: bool) -> None:
             "service": None,
             "bytes": sum(held.blobs.values()) + sum(held.partial.values()),
             "partial_bytes": sum(held.partial.values()),
+            "busy": busy,
         }
         if held.current:
             path = f"{prefix}/releases/{held.current}"
@@ -67,7 +70,11 @@ def command(ui: Ui, where: Place, check: bool) -> None:
             and not (check and data["service"] is None)
         ):
             # What answers may be the service of the release before: only a start shows.
-            data["health"] = "unknown: the deployment was cut off before its checks; deploy again"
+            data["health"] = (
+                f"unknown: {busy} is at work"
+                if busy
+                else "unknown: the deployment was cut off before its checks; deploy again"
+            )
     ui.result(data, naming(_text(data), where))
 
 
@@ -85,6 +92,7 @@ def _text(data: dict[str, Any]) -> str:
         ("previous", data["previous"] or "none"),
         ("releases", ", ".join(data["releases"]) or "none"),
         ("disk", size_text(data["bytes"])),
+        *((("lock", f"{data['busy']} is at work there"),) if data["busy"] else ()),
         *(("bad", f"{b['release']}: {b['reason']}") for b in data["bad"]),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in rows)

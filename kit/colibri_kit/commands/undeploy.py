@@ -80,17 +80,11 @@ def _stop_services(transport: Transport, prefix: str, releases: Sequence[str]) -
     Raises:
         PreflightError: that needs root, which we are not.
     """
-    from colibri_kit.deploy import keeper, release, serving
-    from colibri_kit.errors import PreflightError
+    from colibri_kit.deploy import keeper, release, root, serving
 
     specs = (serving.of_release(release.read(transport, prefix, name)) for name in releases)
     kinds = sorted({spec.kind for spec in specs if spec is not None})
-    if kinds and transport.run(["id", "-u"]).text != "0":
-        raise PreflightError(
-            f"removing the service of {transport.describe()} needs root",
-            hint="add --sudo",
-            state="nothing was removed",
-            code="CK-PREFLIGHT-ROOT",
-        )
+    if kinds:
+        root.need(transport, f"removing the service of {transport.describe()}", state="nothing was removed")
     for kind in kinds:
         keeper.remove(transport, prefix, kind)

@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colibri_kit.deploy import elf, serving
+from colibri_kit.deploy import elf, root, serving
 from colibri_kit.deploy.health import Check
 from colibri_kit.deploy.model import Parcel, Part
 from colibri_kit.deploy.plan import Engine, Plan, Settings, size_text
-from colibri_kit.errors import PreflightError, UsageError
+from colibri_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from colibri_kit.config.board import Board
@@ -138,12 +138,11 @@ def make(ui: Ui, transport: Transport, where: Place, wish: Wish, folder: Path) -
         ui.detail(f"the {spec.kind} service of {held.current} stays (--no-service takes it away)")
         spec = replace(spec, options_file=True)
     if (spec is not None or there is not None) and found.uid != 0:
-        raise PreflightError(
-            f"{'installing' if spec else 'removing'} a service needs root; we are {found.user} on "
-            f"{transport.describe()}",
-            hint="add --sudo" + ("" if there else ", or deploy without --service"),
+        raise root.missing(
+            transport,
+            f"{'installing' if spec else 'removing'} a service on {transport.describe()}",
             state="nothing was sent or changed",
-            code="CK-PREFLIGHT-ROOT",
+            otherwise="" if there else "deploy without --service",
         )
     beside = (options_part(spec, wish.settings, folder),) if spec is not None else ()
     made = plan.make(

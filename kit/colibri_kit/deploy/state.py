@@ -114,29 +114,72 @@ def log(transport: Transport, prefix: str, event: str, **more: object) -> None:
         raise TransferError(f"cannot write the log under {prefix}: {done.why}")
 
 
-# Prints the owner, then `old` for a lock from before the board's last start, then its age.
+# ``tell``: the owner, then `old` for a lock from before the board's last start, then its age in seconds.
 # What a power cut leaves of it may be empty files.
-_LOCK = """
+_TELL = """
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+tell() {
+  [ -s "$1/lock/boot" ] || sleep 1
+  cat "$1/lock/owner" 2>/dev/null; echo
+  if [ -f "$1/lock/boot" ] && [ "$(cat "$1/lock/boot")" != "$boot" ]; then echo old; else echo now; fi
+  now=$(date +%s); since=$(cat "$1/lock/since" 2>/dev/null)
+  case $since in '' | *[!0-9]*) since=$now ;; esac
+  echo $(( now - since ))
+}
+"""
+_LOCK = (
+    _TELL
+    + """
 if mkdir "$1/lock" 2>/dev/null; then
   echo "$boot" > "$1/lock/boot"
   cat > "$1/lock/owner" && date +%s > "$1/lock/since"; exit
 fi
 [ -d "$1/lock" ] || exit 45
-[ -s "$1/lock/boot" ] || sleep 1
-cat "$1/lock/owner" 2>/dev/null; echo
-if [ -f "$1/lock/boot" ] && [ "$(cat "$1/lock/boot")" != "$boot" ]; then echo old; else echo now; fi
-now=$(date +%s); since=$(cat "$1/lock/since" 2>/dev/null)
-case $since in '' | *[!0-9]*) since=$now ;; esac
-echo $(( now - since ))
+tell "$1"
 exit 44
 """
+)
+_HOLDER = _TELL + '[ ! -d "$1/lock" ] || tell "$1"'
 
 # Removes the lock whose owner begins with this line: by now it may be another deployment's.
 _UNLOCK = """
 owner=; { IFS= read -r owner <"$1/lock/owner"; } 2>/dev/null
 [ "$owner" != "$2" ] || rm -rf "$1/lock"
 """
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds the lock of a place.
+
+    Attributes:
+        who: ``user@host since TIME``. age: seconds by the board's clock; "?" when unknown.
+        stale: of a deployment that no longer runs. line: what the owner wrote.
+    """
+
+    who: str
+    age: str
+    stale: bool
+    line: str
+
+
+def _parse_holder(text: str) -> Holder:
+    lines = text.splitlines()
+    age = lines[-1] if len(lines) > 1 else "?"
+    line = lines[0].replace("\0", "") if len(lines) > 2 else ""  # an empty file leaves no line
+    try:
+        owner = json.loads(lines[0])
+        who = f"{owner['user']}@{owner['host']} since {owner['time']}"
+        stale = owner["host"] == socket.gethostname() and not _alive(int(owner["pid"]), owner["token"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        who, stale = "an unknown owner", False
+    return Holder(who, age, stale or lines[-2:-1] == ["old"], line)
+
+
+def holder(transport: Transport, prefix: str) -> Holder | None:
+    """Who deploys to ``prefix`` now, or last was cut off there; None: nobody. Only reads."""
+    text = transport.run(script(_HOLDER, prefix)).text
+    return _parse_holder(text) if text else None
 
 
 @dataclass
@@ -176,18 +219,10 @@ class Lock:
         raise self._busy("another deployment", "?")
 
     def _contend(self, text: str) -> None:
-        lines = text.splitlines()
-        age = lines[-1] if len(lines) > 1 else "?"
-        try:
-            owner = json.loads(lines[0])
-            who = f"{owner['user']}@{owner['host']} since {owner['time']}"
-            stale = owner["host"] == socket.gethostname() and not _alive(int(owner["pid"]), owner["token"])
-        except (ValueError, KeyError, TypeError, IndexError):
-            who, stale = "an unknown owner", False
-        if not (stale or self.force or lines[-2:-1] == ["old"]):
-            raise self._busy(who, age)
-        seen = lines[0].replace("\0", "") if len(lines) > 2 else ""  # an empty file leaves no line
-        self.transport.run(script(_UNLOCK, self.prefix, seen))
+        found = _parse_holder(text)
+        if not (found.stale or self.force):
+            raise self._busy(found.who, found.age)
+        self.transport.run(script(_UNLOCK, self.prefix, found.line))
 
     def _busy(self, who: str, age: str) -> PreflightError:
         return PreflightError(

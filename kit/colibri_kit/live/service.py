@@ -120,11 +120,17 @@ def health(transport: SshTransport, to: Endpoint, timeout: float = 15.0) -> Heal
     return Health(plain(status), plain(model))
 
 
-def explain(refused: ForwardRefused, found: Installed, host: str) -> UnreachableError:
-    """``refused`` with what to do, by what is installed. Pure."""
+def explain(
+    refused: ForwardRefused, found: Installed, host: str, remote: Endpoint | None = None
+) -> UnreachableError:
+    """``refused`` with what to do, by what is installed and where it was looked for (``remote``: where
+    the user said). Pure."""
     if not refused.nothing_there:
         return refused
-    if not found.kind:
+    if remote is not None and found.kind and remote != found.at:
+        more = f"the {found.kind} service there listens at {found.at}"
+        hint = "leave --remote out"
+    elif not found.kind:
         more, hint = (
             "no service is installed there",
             (

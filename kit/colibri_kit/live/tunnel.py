@@ -78,7 +78,7 @@ def open_link(
         try:
             well = service.health(transport, to)
         except ForwardRefused as refused:
-            raise service.explain(refused, found, host) from refused
+            raise service.explain(refused, found, host, remote) from refused
         return transport, Opened(transport.describe(), to, well)
     except BaseException:
         transport.close()

@@ -130,7 +130,7 @@ class SshSource:
             connection: Connection = self._transport.dial(self._remote or self._found.at)
         except ForwardRefused as refused:
             self._found = installed(self._transport)
-            raise explain(refused, self._found, self._host) from refused
+            raise explain(refused, self._found, self._host, self._remote) from refused
         self._extra()
         return connection
 

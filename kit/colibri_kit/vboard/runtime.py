@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -159,8 +160,11 @@ def must_run(name: str) -> tuple[Place, Running]:
     place = Place(name)
     found = place.running()
     if found is None:
+        up = [other for other, run in all_boards() if run is not None]
+        close = difflib.get_close_matches(name, up, 1, 0.5)
+        more = f"; did you mean '{close[0]}'?" if close else f"; up: {', '.join(up)}" if up else ""
         raise PreflightError(
-            f"virtual board {name} is not up",
+            f"virtual board {name} is not up{more}",
             hint=f"colibri-kit board up {name}",
             state="nothing was changed",
             code="CK-VBOARD-DOWN",

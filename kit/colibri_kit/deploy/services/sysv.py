@@ -35,7 +35,12 @@ start) engine_start ;;
 stop) engine_stop ;;
 restart|force-reload) engine_stop; engine_start ;;
 reload) engine_reload ;;
-status) if alive; then echo running; else echo stopped; exit 3; fi ;;
+status)
+    if alive; then echo running; exit 0; fi
+    if [ -f "$PIDFILE" ]; then echo fallen; exit 1; fi
+    echo stopped
+    exit 3
+    ;;
 *) echo "usage: $0 start|stop|restart|reload|status" >&2; exit 2 ;;
 esac
 """

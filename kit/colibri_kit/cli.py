@@ -7,6 +7,7 @@ one-line help is repeated in ``VERBS`` and a test holds the two equal.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from colibri_kit import __version__
-from colibri_kit.errors import KitError
+from colibri_kit.errors import KitError, UsageError
 from colibri_kit.ui import Ui
 
 #: verb -> one-line help. The module is commands/<verb>.py (dashes become underscores).
@@ -97,10 +98,14 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as err:
-        err.show()
+        ui = _current_ui(argv)
+        if ui.as_json:
+            ui.error(_usage(err))
+        else:
+            err.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
+        _current_ui(argv).interrupted()
         sys.exit(130)
     except KitError as err:
         ui = _current_ui(argv)
@@ -108,6 +113,13 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(err.exit_status)
 
 
+def _usage(err: click.ClickException) -> UsageError:
+    """What click says of a command line, as the kit's own error. Pure."""
+    context = getattr(err, "ctx", None)  # click has none where it cannot tell whose option it was
+    path = context.command_path if context is not None else "colibri-kit"
+    return UsageError(err.format_message(), hint=f"{path} --help", state="nothing was done")
+
+
 def _current_ui(argv: list[str] | None) -> Ui:
     args = sys.argv[1:] if argv is None else argv
-    return Ui(as_json="--json" in args)
+    return Ui(as_json="--json" in itertools.takewhile(lambda arg: arg != "--", args))

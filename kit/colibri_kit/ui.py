@@ -147,6 +147,19 @@ class Ui:
         if err.hint:
             print(f"  next:  {err.hint}", file=sys.stderr)
 
+    def interrupted(self) -> None:
+        """Ctrl-C ended the verb: said on stderr; an error object too under ``--json``."""
+        if self.as_json:
+            error = {
+                "code": "CK-INTERRUPTED",
+                "message": "interrupted",
+                "hint": None,
+                "state": None,
+                "exit_status": 130,
+            }
+            print(json.dumps({"error": error}), flush=True)
+        print("interrupted", file=sys.stderr)
+
     @staticmethod
     def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         """Plain aligned text; a column whose cells are all numbers is right-aligned."""

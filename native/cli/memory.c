@@ -91,6 +91,10 @@ static int check_mode(const struct cli_model *m, struct cb_err *err)
         const char *name;
     } arena[] = {
         {m->cache_experts != NULL, "--cache-experts"},
+        {m->opt.cache_policy != CB_CACHE_SLRU, "--cache-policy"},
+        {m->opt.readers != 0, "--readers"},
+        {m->buffered, "--buffered"},
+        {m->no_lookahead, "--no-lookahead"},
         {m->opt.pin_file != NULL, "--pin-file"},
         {m->opt.on_miss != CB_MISS_WAIT, "--on-miss zeros"},
     };

@@ -245,8 +245,11 @@ int cb_json_f64(const struct cb_json *j, uint32_t t, const char *what, double *o
                 struct cb_err *err)
 {
     char buf[64];
-    if (!cb_json_is(j, t, CB_JSON_NUMBER) || j->tok[t].len >= sizeof buf)
+    if (!cb_json_is(j, t, CB_JSON_NUMBER))
         return cb_fail(err, CB_EFORMAT, "%s is missing or not a number", what);
+    if (j->tok[t].len >= sizeof buf)
+        return cb_fail(err, CB_EFORMAT, "%s has %u characters, at most %zu are read", what,
+                       j->tok[t].len, sizeof buf - 1);
     memcpy(buf, j->text + j->tok[t].at, j->tok[t].len);
     buf[j->tok[t].len] = '\0';
     *out = strtod(buf, NULL);
@@ -265,7 +268,8 @@ int cb_json_u64(const struct cb_json *j, uint32_t t, uint64_t max, const char *w
         char c = j->text[j->tok[t].at + i];
         uint64_t digit = (uint64_t)(c - '0');
         if (c < '0' || c > '9')
-            return cb_fail(err, CB_EFORMAT, "%s is not a whole number", what);
+            return cb_fail(err, CB_EFORMAT, "%s is not a whole number%s", what,
+                           c == '-' ? " from 0 up" : " in plain digits");
         if (v > (UINT64_MAX - digit) / 10)
             return cb_fail(err, CB_EFORMAT, "%s is out of range", what);
         v = v * 10 + digit;

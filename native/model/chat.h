@@ -19,7 +19,12 @@ struct cb_chat {
     char prefix[CB_ROLE_COUNT][CB_CHAT_PART];
     char suffix[CB_ROLE_COUNT][CB_CHAT_PART];
     char generation[CB_CHAT_PART];     /* opens the answer */
+    int trims[CB_ROLE_COUNT];          /* white space around the role's text is left out */
 };
+
+/* Bytes of text[0..n) without white space at its ends, *from the first of them.
+ * White space is what Jinja's trim takes off: that of Python's str.strip(). */
+size_t cb_chat_trim(const char *text, size_t n, size_t *from);
 
 /* Writes the prompt for one exchange to buf[cap], NUL-terminated; *len without
  * the NUL. system may be NULL (then the template's default). CB_EUNSUPPORTED

@@ -237,6 +237,25 @@ static int opt_str(const struct reader *r, uint32_t obj, const char *key, char *
     return cb_json_str(r->j, t, "manifest.json: chat", buf, cap, r->err);
 }
 
+/* "trims": {"user": true, …}: absent = none. */
+static int parse_trims(const struct reader *r, uint32_t chat, const char *const *roles, int *trims)
+{
+    uint32_t obj = cb_json_get(r->j, chat, "trims");
+    if (obj == CB_JSON_NONE)
+        return 0;
+    if (!cb_json_is(r->j, obj, CB_JSON_OBJECT))
+        return cb_fail(r->err, CB_EFORMAT, "manifest.json: chat.trims is no object");
+    for (int i = 0; i < CB_ROLE_COUNT; i++) {
+        uint32_t t = cb_json_get(r->j, obj, roles[i]);
+        int rc = t == CB_JSON_NONE
+                     ? 0
+                     : cb_json_bool(r->j, t, "manifest.json: chat.trims", &trims[i], r->err);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
 static int parse_chat(const struct reader *r, struct cb_chat *c)
 {
     static const char *const roles[CB_ROLE_COUNT] = {"system", "user", "assistant"};
@@ -256,7 +275,8 @@ static int parse_chat(const struct reader *r, struct cb_chat *c)
             return rc;
     if ((rc = opt_str(r, chat, "system_default", c->system_default, CB_CHAT_PART)) != 0 ||
         (rc = opt_str(r, chat, "first", c->first, CB_CHAT_PART)) != 0 ||
-        (rc = opt_str(r, chat, "generation", c->generation, CB_CHAT_PART)) != 0)
+        (rc = opt_str(r, chat, "generation", c->generation, CB_CHAT_PART)) != 0 ||
+        (rc = parse_trims(r, chat, roles, c->trims)) != 0)
         return rc;
     c->have = 1;
     return 0;

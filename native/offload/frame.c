@@ -231,7 +231,7 @@ int cb_exec_get(struct cb_exec *x, const struct cb_frame *f, uint32_t n_embd, ui
                 struct cb_err *err)
 {
     const uint8_t *p = f->payload;
-    uint32_t last = 0;
+    uint32_t last = 0, same = 0; /* rows of one expert so far */
     if (f->len < CB_EXEC_HEAD)
         return cb_fail(err, CB_EFORMAT, "an EXEC of %u bytes", f->len);
     *x = (struct cb_exec){cb_get32(p), cb_get16(p + 4), cb_get16(p + 6), cb_get16(p + 8), p[10],
@@ -247,6 +247,10 @@ int cb_exec_get(struct cb_exec *x, const struct cb_frame *f, uint32_t n_embd, ui
         cb_exec_row(x, i, &expert, &t);
         if (expert >= n_expert || t >= x->n_token || expert < last)
             return cb_fail(err, CB_EFORMAT, "EXEC row %u: expert %u, token %u", i, expert, t);
+        same = expert == last ? same + 1 : 1;
+        if (same > x->n_token) /* a token asks an expert once: the kernels have no more room */
+            return cb_fail(err, CB_EFORMAT, "EXEC row %u: expert %u is asked more often than there "
+                           "are tokens", i, expert);
         last = expert;
     }
     return 0;

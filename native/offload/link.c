@@ -271,6 +271,16 @@ void cb_link_unlisten(int fd, const struct cb_link_addr *a)
         (void)unlink(a->path);
 }
 
+/* Whether accept() may succeed later. Without descriptors or memory it fails at
+ * once while somebody waits: not asked again before the time is over. */
+static int refused_for_now(int error, int timeout_ms)
+{
+    if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
+        return error == EAGAIN || error == EINTR || error == ECONNABORTED;
+    (void)poll(NULL, 0, timeout_ms);
+    return 1;
+}
+
 int cb_link_accept(struct cb_link *l, int fd, int timeout_ms, struct cb_err *err)
 {
     struct pollfd p = {fd, POLLIN, 0};
@@ -281,7 +291,7 @@ int cb_link_accept(struct cb_link *l, int fd, int timeout_ms, struct cb_err *err
         return 0;
     l->fd = accept(fd, NULL, NULL);
     if (l->fd < 0)
-        return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED
+        return refused_for_now(errno, timeout_ms)
                    ? 0
                    : cb_fail(err, CB_EIO, "accepting: %s", strerror(errno));
     (void)fcntl(l->fd, F_SETFD, FD_CLOEXEC);

@@ -286,10 +286,17 @@ static void on_frame(struct module *m, const struct cb_frame *f)
     }
 }
 
+/* Bytes before HELLO that are no frame, on a socket, which loses none: no board
+ * (a browser, say, that a page made send a frame inside of something else). */
+static int stray(const struct module *m, uint64_t garbage_before)
+{
+    return m->listening >= 0 && !m->greeted && m->rx.garbage != garbage_before;
+}
+
 /* One connection, until it ends or stop. */
 static void serve_link(struct module *m)
 {
-    uint64_t heard = cb_os_now_ns(), before = m->stats->bytes_in;
+    uint64_t heard = cb_os_now_ns(), before = m->stats->bytes_in, garbage = m->rx.garbage;
     m->greeted = m->broken = 0;
     cb_frames_reset(&m->rx);
     while (!m->broken && !stopped(m)) {
@@ -311,8 +318,12 @@ static void serve_link(struct module *m)
         heard = cb_os_now_ns();
         m->stats->bytes_in += (uint64_t)n;
         cb_frames_took(&m->rx, (uint32_t)n);
-        while (!m->broken && cb_frames_next(&m->rx, &f))
-            on_frame(m, &f);
+        while (!m->broken && cb_frames_next(&m->rx, &f)) {
+            m->broken = stray(m, garbage);
+            if (!m->broken)
+                on_frame(m, &f);
+        }
+        m->broken |= stray(m, garbage);
     }
     m->stats->crc = m->rx.bad_crc;
     m->stats->garbage = m->rx.garbage;

@@ -56,7 +56,7 @@ static const char *finish_name(int finish)
 }
 
 /* {"id": … up to "choices":[ */
-static void put_head(struct cb_server *s, const struct cb_req *r, struct cb_buf *b, int chunk)
+static void put_head(const struct cb_req *r, struct cb_buf *b, int chunk)
 {
     const char *object = !r->ask.chat ? "text_completion"
                          : chunk      ? "chat.completion.chunk"
@@ -64,10 +64,8 @@ static void put_head(struct cb_server *s, const struct cb_req *r, struct cb_buf 
     cb_buf_fmt(b, "{\"id\":\"%s-%016llx\",\"object\":\"%s\",\"created\":%llu,\"model\":",
                r->ask.chat ? "chatcmpl" : "cmpl", (unsigned long long)r->number, object,
                (unsigned long long)r->created);
-    pthread_mutex_lock(&s->lock);
-    cb_buf_quoted(b, s->info.name);
-    cb_buf_fmt(b, ",\"system_fingerprint\":\"fp_%.12s\",\"choices\":[", s->info.golden);
-    pthread_mutex_unlock(&s->lock);
+    cb_buf_quoted(b, r->model);
+    cb_buf_fmt(b, ",\"system_fingerprint\":\"fp_%.12s\",\"choices\":[", r->golden);
 }
 
 static void put_usage(const struct cb_req *r, struct cb_buf *b)
@@ -122,11 +120,11 @@ static int next_event(struct cb_pump *p, const struct cb_req *r, const struct vi
     return more;
 }
 
-static void open_choice(struct cb_server *s, const struct cb_req *r, struct cb_buf *b)
+static void open_choice(const struct cb_req *r, struct cb_buf *b)
 {
     if (r->ask.stream)
         cb_event_begin(b);
-    put_head(s, r, b, r->ask.stream);
+    put_head(r, b, r->ask.stream);
     cb_buf_str(b, !r->ask.chat      ? "{\"index\":0,\"text\":\""
                   : r->ask.stream   ? "{\"index\":0,\"delta\":{\"content\":\""
                                     : "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"");
@@ -167,21 +165,21 @@ static void close_choice(const struct cb_req *r, const struct view *v, struct cb
     cb_buf_str(b, "}\n");
 }
 
-static void put_role(struct cb_server *s, const struct cb_req *r, struct cb_buf *b)
+static void put_role(const struct cb_req *r, struct cb_buf *b)
 {
     cb_event_begin(b);
-    put_head(s, r, b, 1);
+    put_head(r, b, 1);
     cb_buf_fmt(b, "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
                   "\"finish_reason\":null}]%s}",
                r->ask.include_usage ? ",\"usage\":null" : "");
     cb_event_end(b);
 }
 
-static void put_last(struct cb_server *s, const struct cb_req *r, const struct view *v,
+static void put_last(const struct cb_req *r, const struct view *v,
                      struct cb_buf *b)
 {
     cb_event_begin(b);
-    put_head(s, r, b, 1);
+    put_head(r, b, 1);
     cb_buf_fmt(b, "{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":\"%s\"}]%s,\"colibri\":",
                r->ask.chat ? "\"delta\":{}" : "\"text\":\"\"", finish_reason(v->finish),
                r->ask.include_usage ? ",\"usage\":null" : "");
@@ -190,10 +188,10 @@ static void put_last(struct cb_server *s, const struct cb_req *r, const struct v
     cb_event_end(b);
 }
 
-static void put_usage_event(struct cb_server *s, const struct cb_req *r, struct cb_buf *b)
+static void put_usage_event(const struct cb_req *r, struct cb_buf *b)
 {
     cb_event_begin(b);
-    put_head(s, r, b, 1);
+    put_head(r, b, 1);
     cb_buf_str(b, "],\"usage\":");
     put_usage(r, b);
     cb_buf_str(b, "}");
@@ -224,7 +222,7 @@ static void say_progress(struct cb_pump *p, const struct view *v, struct cb_buf 
 }
 
 /* One step; 1 = nothing more to say now. */
-static int step(struct cb_server *s, struct cb_conn *c, const struct view *v)
+static int step(struct cb_conn *c, const struct view *v)
 {
     struct cb_pump *p = &c->pump;
     struct cb_req *r = c->req;
@@ -232,7 +230,7 @@ static int step(struct cb_server *s, struct cb_conn *c, const struct view *v)
     switch ((enum phase)p->phase) {
     case ROLE:
         if (r->ask.chat)
-            put_role(s, r, b);
+            put_role(r, b);
         p->phase = NEXT;
         return 0;
     case NEXT:
@@ -248,7 +246,7 @@ static int step(struct cb_server *s, struct cb_conn *c, const struct view *v)
         say_progress(p, v, b);
         return 1;
     case OPEN:
-        open_choice(s, r, b);
+        open_choice(r, b);
         p->phase = TEXT;
         return 0;
     case TEXT:
@@ -263,7 +261,7 @@ static int step(struct cb_server *s, struct cb_conn *c, const struct view *v)
     case LOGPROBS:
         if (!r->ask.logprobs)
             cb_buf_str(b, "null");
-        if (!r->ask.logprobs || cb_logprobs_step(s, c, p->tok_end))
+        if (!r->ask.logprobs || cb_logprobs_step(c, p->tok_end))
             p->phase = CLOSE;
         return 0;
     case CLOSE:
@@ -271,11 +269,11 @@ static int step(struct cb_server *s, struct cb_conn *c, const struct view *v)
         p->phase = r->ask.stream ? NEXT : COMPLETE;
         return 0;
     case LAST:
-        put_last(s, r, v, b);
+        put_last(r, v, b);
         p->phase = r->ask.include_usage ? USAGE : MARK;
         return 0;
     case USAGE:
-        put_usage_event(s, r, b);
+        put_usage_event(r, b);
         p->phase = MARK;
         return 0;
     case MARK:
@@ -332,7 +330,7 @@ int cb_pump(struct cb_server *s, struct cb_conn *c)
             put_failure(&v, &c->out);
             p->phase = COMPLETE;
             c->keep = 0;
-        } else if (step(s, c, &v)) {
+        } else if (step(c, &v)) {
             break;
         }
     }

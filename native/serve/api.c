@@ -10,6 +10,8 @@
 #include "serve/server.h"
 #include "text/text.h"
 
+#define MEMBERS_MAX 64u /* of any object in a body; twice the fields there are */
+
 struct reading {
     struct cb_server *s;
     struct cb_req *r;
@@ -277,6 +279,14 @@ static int get_role(struct reading *x, uint32_t t, enum cb_role *role)
     return bad(x, "messages.role", "role must be system, developer, user or assistant");
 }
 
+/* What the prompt holds from begin on, without white space at its ends. */
+static void trim_from(struct cb_req *r, uint32_t begin)
+{
+    size_t from = 0, n = cb_chat_trim(r->text + begin, r->ask.n_text - begin, &from);
+    memmove(r->text + begin, r->text + begin + from, n);
+    r->ask.n_text = begin + (uint32_t)n;
+}
+
 static int put_message(struct reading *x, uint32_t t, const struct cb_chat *chat, int first)
 {
     enum cb_role role = CB_ROLE_USER;
@@ -301,10 +311,14 @@ static int put_message(struct reading *x, uint32_t t, const struct cb_chat *chat
         (put(x, chat->prefix[CB_ROLE_SYSTEM]) != 0 || put(x, chat->system_default) != 0 ||
          put(x, chat->suffix[CB_ROLE_SYSTEM]) != 0))
         return -1;
-    return put(x, chat->prefix[role]) != 0 || put_content(x, content) != 0 ||
-                   put(x, chat->suffix[role]) != 0
-               ? -1
-               : 0;
+    if (put(x, chat->prefix[role]) != 0)
+        return -1;
+    uint32_t begin = x->r->ask.n_text;
+    if (put_content(x, content) != 0)
+        return -1;
+    if (chat->trims[role])
+        trim_from(x->r, begin);
+    return put(x, chat->suffix[role]);
 }
 
 static int f_messages(struct reading *x, uint32_t t, const char *name)
@@ -496,6 +510,31 @@ static int check_together(struct reading *x)
     return 0;
 }
 
+/* An object with more members than a request has use for. The parser compares each
+ * with all before it, on the thread that serves everybody; so this is seen first.
+ * As far as body is JSON both see the same strings and depths. */
+static int too_many_members(const char *body, size_t n)
+{
+    uint32_t members[CB_JSON_DEPTH + 1] = {0}, depth = 0;
+    int in_string = 0;
+    for (size_t i = 0; i < n; i++) {
+        char c = body[i];
+        if (c == '"')
+            in_string = !in_string;
+        else if (in_string)
+            i += c == '\\';
+        else if ((c == '{' || c == '[') && ++depth > CB_JSON_DEPTH)
+            return 0; /* nested too deeply */
+        else if (c == '{' || c == '[')
+            members[depth] = 0;
+        else if ((c == '}' || c == ']') && depth > 0)
+            depth--;
+        else if (c == ':' && ++members[depth] > MEMBERS_MAX)
+            return 1;
+    }
+    return 0;
+}
+
 int cb_api_read(struct cb_server *s, struct cb_req *r, int chat, const char *body, size_t n,
                 struct cb_refusal *no)
 {
@@ -511,6 +550,11 @@ int cb_api_read(struct cb_server *s, struct cb_req *r, int chat, const char *bod
     r->ask.sampling.seed = r->number * UINT64_C(0x9E3779B97F4A7C15) >> 11;
     if (cb_utf8_check(body, n) != n) {
         cb_refuse(no, 400, "invalid_json", NULL, "the body is not UTF-8");
+        return -1;
+    }
+    if (too_many_members(body, n)) {
+        cb_refuse(no, 400, "invalid_json", NULL, "an object with more than %u members",
+                  MEMBERS_MAX);
         return -1;
     }
     if (cb_json_parse(&x.j, body, n, s->json, s->n_json, &err) < 0) {

@@ -30,8 +30,9 @@ void cb_conn_open(struct cb_server *s, struct cb_conn *c, int fd, int local)
     c->fixed = NULL;
     c->n_fixed = 0;
     c->req = NULL;
-    c->chunked = c->keep = 0;
+    c->chunked = c->keep = c->blank = 0;
     enter(c, CB_CONN_HEAD);
+    c->t_busy = c->t_state;
 }
 
 /* A request whose client is gone goes on only until the worker sees that;
@@ -66,7 +67,7 @@ static void answer_refusal(struct cb_server *s, struct cb_conn *c, int status, c
     c->keep = 0;
     c->endpoint = CB_EP_OTHER;
     c->http.method = CB_HTTP_GET; /* with a body */
-    s->m.malformed++;
+    s->m.malformed += status != 408; /* that is counted among the timeouts */
     cb_refuse(&no, status, "bad_request", NULL, "%s", why);
     cb_reply_refusal(s, c, &no);
     enter(c, CB_CONN_ANSWER);
@@ -81,9 +82,23 @@ static void consume(struct cb_conn *c)
     c->n_in -= n;
 }
 
+/* One empty line before a request is no mistake (RFC 9112, 2.2) and no beginning
+ * of one either: no clock runs for it. The parser refuses a second one. */
+static void skip_blank(struct cb_conn *c)
+{
+    if (c->blank || c->n_in < 2 || memcmp(c->in, "\r\n", 2) != 0)
+        return;
+    c->blank = 1;
+    c->n_in -= 2;
+    memmove(c->in, c->in + 2, c->n_in);
+}
+
 static void head(struct cb_server *s, struct cb_conn *c)
 {
     const char *why = "";
+    skip_blank(c);
+    if (c->n_in == 0)
+        return;
     int rc = cb_http_parse(&c->http, c->in, c->n_in, &why);
     if (rc == 0)
         return;
@@ -119,18 +134,21 @@ static int out_empty(const struct cb_conn *c)
 /* The answer is out: the slot is free again, the next request may come. */
 static void finish(struct cb_server *s, struct cb_conn *c)
 {
+    int computed = c->req != NULL;
     s->m.answers[c->endpoint][c->status / 100 < 6 ? c->status / 100 : 0]++;
-    if (c->req != NULL) {
+    if (computed) {
         struct cb_req *r = c->req;
         c->req = NULL;
         cb_metrics_end(s, r, r->refusal.status != 0 ? r->refusal.status : c->status);
         cb_queue_free(s, r);
     }
-    c->chunked = 0;
+    c->chunked = c->blank = 0;
     if (!c->keep || s->draining)
         linger(s, c);
     else
         enter(c, CB_CONN_HEAD);
+    if (computed)
+        c->t_busy = c->t_state;
 }
 
 static int send_some(struct cb_server *s, struct cb_conn *c, const char *p, size_t n, size_t *done)
@@ -220,8 +238,10 @@ void cb_conn_read(struct cb_server *s, struct cb_conn *c)
     }
     if (dropping)
         return;
-    if (c->state == CB_CONN_HEAD && c->n_in == 0)
+    if (c->state == CB_CONN_HEAD && c->n_in == 0) {
         enter(c, CB_CONN_HEAD); /* the clock of this request */
+        c->t_busy = c->t_state;
+    }
     c->n_in += (uint32_t)n;
 }
 

@@ -230,8 +230,6 @@ int cb_http_parse(struct cb_http *h, const char *buf, size_t n, const char **why
     size_t avail = n < CB_HTTP_HEAD_MAX ? n : CB_HTTP_HEAD_MAX;
     uint32_t at = 0, lines = 0;
     memset(h, 0, sizeof *h);
-    if (avail >= 2 && memcmp(buf, "\r\n", 2) == 0)
-        at = 2; /* an empty line before the request is no mistake (RFC 9112, 2.2) */
     for (;;) {
         const char *lf = memchr(buf + at, '\n', avail - at);
         uint32_t end = lf != NULL ? (uint32_t)(lf - buf) : (uint32_t)avail;

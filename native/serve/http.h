@@ -35,7 +35,8 @@ struct cb_http {
 
 /* Reads buf[0..n): 1 = a whole head, in *h; 0 = it goes on; otherwise -status
  * of the answer that it deserves, *why says in words. What is wrong is found
- * as soon as it is there. */
+ * as soon as it is there. An empty line before the head is wrong here: one that
+ * may be passed over is conn.c's to take away. */
 int cb_http_parse(struct cb_http *h, const char *buf, size_t n, const char **why);
 
 int cb_span_is(const char *buf, struct cb_span s, const char *text);

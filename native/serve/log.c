@@ -122,9 +122,10 @@ static void shorten(const struct cb_log *log)
         return;
     snprintf(path, sizeof path, "/proc/self/fd/%d", log->fd);
     int file = open(path, O_RDWR | O_CLOEXEC);
-    off_t left = file >= 0 ? move_down(file, (uint64_t)st.st_size, log->max) : 0;
-    if (file >= 0)
-        close(file);
+    if (file < 0)
+        return;
+    off_t left = move_down(file, (uint64_t)st.st_size, log->max);
+    close(file);
     if (ftruncate(log->fd, left) != 0)
         return;
     (void)lseek(log->fd, left, SEEK_SET); /* for what was not opened to append */
@@ -132,6 +133,22 @@ static void shorten(const struct cb_log *log)
     cb_line_u64(&l, "bytes", (uint64_t)st.st_size);
     close_line(&l);
     (void)put(log, l.text, l.b.n);
+}
+
+void cb_log_bound(struct cb_log *log, uint64_t max)
+{
+    char path[40];
+    struct stat st;
+    log->max = max;
+    if (max == 0 || fstat(log->fd, &st) != 0 || !S_ISREG(st.st_mode))
+        return;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", log->fd);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file >= 0)
+        close(file);
+    else
+        cb_log_say(*log, "warning", "log_unbounded",
+                   "--log-max: the log is a file that may be appended to only; it will not be shortened");
 }
 
 void cb_line_begin(struct cb_line *l, struct cb_log log, const char *level, const char *event)

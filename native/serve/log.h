@@ -24,10 +24,13 @@ struct cb_log {
     enum cb_log_way way;
     int own;                /* fd was opened here: the same pipe or terminal, not waiting */
     _Atomic uint32_t *lost; /* lines left out; the top bit: the last one is cut off */
-    uint64_t max;           /* bytes of a file, set after opening; 0 = no limit */
+    uint64_t max;           /* bytes of a file; 0 = no limit */
 };
 void cb_log_open(struct cb_log *log, int fd, int json, _Atomic uint32_t *lost);
 void cb_log_close(struct cb_log *log);
+/* From now on a file keeps at most max bytes (0 = all). Warns when it may be
+ * appended to, but not read: it then grows on. */
+void cb_log_bound(struct cb_log *log, uint64_t max);
 
 struct cb_line {
     struct cb_log log;

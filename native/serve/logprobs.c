@@ -9,9 +9,10 @@
 #include "serve/server.h"
 #include "text/text.h"
 
-static const char *token_bytes(const struct cb_server *s, int32_t id, size_t *n)
+/* Not the engine's tokens: it may have another release by now. */
+static const char *token_bytes(const struct cb_text *words, int32_t id, size_t *n)
 {
-    const char *p = cb_token_bytes(s->e, id, 1, n);
+    const char *p = cb_text_token(words, id, 1, n);
     if (*n > CB_TOKEN_SHOWN)
         *n = CB_TOKEN_SHOWN;
     return p;
@@ -23,10 +24,10 @@ static void put_logprob(struct cb_buf *b, float x)
 }
 
 /* "token": …, "logprob": …, "bytes": […] */
-static void put_entry(const struct cb_server *s, struct cb_buf *b, int32_t id, float logprob)
+static void put_entry(const struct cb_text *words, struct cb_buf *b, int32_t id, float logprob)
 {
     size_t n = 0;
-    const char *p = token_bytes(s, id, &n);
+    const char *p = token_bytes(words, id, &n);
     cb_buf_str(b, "{\"token\":\"");
     cb_buf_json(b, p, n);
     cb_buf_str(b, "\",\"logprob\":");
@@ -38,10 +39,10 @@ static void put_entry(const struct cb_server *s, struct cb_buf *b, int32_t id, f
 }
 
 /* A token as one string; what is not UTF-8 by itself as OpenAI writes it. */
-static void put_name(const struct cb_server *s, struct cb_buf *b, int32_t id)
+static void put_name(const struct cb_text *words, struct cb_buf *b, int32_t id)
 {
     size_t n = 0;
-    const char *p = token_bytes(s, id, &n);
+    const char *p = token_bytes(words, id, &n);
     cb_buf_str(b, "\"");
     if (cb_utf8_check(p, n) == n) {
         cb_buf_json(b, p, n);
@@ -55,7 +56,7 @@ static void put_name(const struct cb_server *s, struct cb_buf *b, int32_t id)
 
 enum { OPEN, TOKEN, TOPS, TOKEN_END, NAMES, LOGPROBS, TOP_MAPS, OFFSETS };
 
-static int chat_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
+static int chat_step(struct cb_conn *c, uint32_t end)
 {
     struct cb_pump *p = &c->pump;
     const struct cb_req *r = c->req;
@@ -73,7 +74,7 @@ static int chat_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
         }
         if (p->lp_tok > p->tok)
             cb_buf_str(b, ",");
-        put_entry(s, b, r->tok[p->lp_tok].id, r->tok[p->lp_tok].logprob);
+        put_entry(r->words, b, r->tok[p->lp_tok].id, r->tok[p->lp_tok].logprob);
         cb_buf_str(b, ",\"top_logprobs\":[");
         p->lp_top = 0;
         p->lp_stage = TOPS;
@@ -83,7 +84,7 @@ static int chat_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
             const struct cb_top *t = &r->tops[(size_t)p->lp_tok * r->ask.top + p->lp_top];
             if (p->lp_top++ > 0)
                 cb_buf_str(b, ",");
-            put_entry(s, b, t->id, t->logprob);
+            put_entry(r->words, b, t->id, t->logprob);
             cb_buf_str(b, "}");
             return 0;
         }
@@ -116,7 +117,7 @@ static int next_list(struct cb_pump *p, struct cb_buf *b, const char *between, i
     return stage == OPEN;
 }
 
-static int completion_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
+static int completion_step(struct cb_conn *c, uint32_t end)
 {
     struct cb_pump *p = &c->pump;
     const struct cb_req *r = c->req;
@@ -133,7 +134,7 @@ static int completion_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
     if (p->lp_tok > p->tok && p->lp_top == 0)
         cb_buf_str(b, ",");
     if (stage == NAMES) {
-        put_name(s, b, t->id);
+        put_name(r->words, b, t->id);
     } else if (stage == LOGPROBS) {
         put_logprob(b, t->logprob);
     } else if (stage == OFFSETS) {
@@ -145,7 +146,7 @@ static int completion_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
         if (p->lp_top < r->ask.top) {
             if (p->lp_top++ > 0)
                 cb_buf_str(b, ",");
-            put_name(s, b, top->id);
+            put_name(r->words, b, top->id);
             cb_buf_str(b, ":");
             put_logprob(b, top->logprob);
             if (p->lp_top < r->ask.top)
@@ -158,9 +159,9 @@ static int completion_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
     return 0;
 }
 
-int cb_logprobs_step(struct cb_server *s, struct cb_conn *c, uint32_t end)
+int cb_logprobs_step(struct cb_conn *c, uint32_t end)
 {
-    return c->req->ask.chat ? chat_step(s, c, end) : completion_step(s, c, end);
+    return c->req->ask.chat ? chat_step(c, end) : completion_step(c, end);
 }
 #else
 typedef int cb_serve_logprobs_is_posix;

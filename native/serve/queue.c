@@ -34,6 +34,7 @@ void cb_queue_put(struct cb_server *s, struct cb_req *r)
     memset(&r->refusal, 0, sizeof r->refusal);
     r->degraded = r->zeros = r->extra = 0;
     r->t_start = r->t_first = r->t_end = 0;
+    r->words = NULL;
     r->state = CB_REQ_QUEUED;
     cb_worker_wake(s);
     pthread_mutex_unlock(&s->lock);

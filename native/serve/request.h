@@ -9,6 +9,7 @@
 
 #include "colibri.h"
 #include "core/emit.h"
+#include "text/text.h"
 
 #define CB_TOP_MAX 20u   /* top_logprobs of a token */
 #define CB_TOP_ROOM 5u   /* such pairs kept a token of context, on average */
@@ -72,6 +73,9 @@ struct cb_req {
     struct cb_refusal refusal;
     uint64_t degraded, zeros, extra;
     uint64_t t_start, t_first, t_end;
+    char model[64];            /* of the release that computes it, whatever comes after */
+    char golden[65];
+    const struct cb_text *words; /* its tokens, for logprobs; NULL = not needed */
 
     /* the worker's */
     uint32_t seq, w_tok, w_text, n_ids;

@@ -19,36 +19,54 @@
 #define BACKLOG 64
 #define TICK_MS 200
 #define IDLE_MS 1000 /* nobody is connected: a board may sleep */
-#define SLOW_NS (2 * SECOND)     /* a request that arrives slower may have to make room */
+#define SLOW_NS (2 * SECOND)     /* who sends or reads slower may have to make room */
 #define ACCEPT_PAUSE_NS (SECOND / 5)
 #define SOCKET_BYTES (64 * 1024) /* of the kernel's, one way: a slow reader costs no more */
 
 /* ---- new connections ---------------------------------------------------- */
 
-/* How readily a connection gives up its place: idle ones first, then those whose
- * request has been on its way for longer than an honest one takes; 0 = never. */
-static int rank_place(const struct cb_conn *c, uint64_t now)
+/* Nothing was asked: what lies in the kernel's buffer is a request, too. */
+static int is_idle(const struct cb_conn *c)
 {
-    if (c->state == CB_CONN_LINGER || (c->state == CB_CONN_HEAD && c->n_in == 0))
-        return 2;
-    int arriving = c->state == CB_CONN_HEAD || c->state == CB_CONN_BODY;
-    return arriving && now > c->t_state && now - c->t_state > SLOW_NS;
+    char byte;
+    return c->state == CB_CONN_HEAD && c->n_in == 0 &&
+           recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
 }
 
-/* A free place, or that of the connection that has waited longest. */
-static struct cb_conn *find_place(struct cb_server *s)
+/* How readily a connection gives up its place: idle ones first, then those whose
+ * requests have been arriving, or whose answers have been read, for longer than an
+ * honest client takes; 0 = never: nothing is taken from who waits for tokens. */
+static int rank_place(const struct cb_conn *c, uint64_t now)
+{
+    if (c->state == CB_CONN_LINGER || is_idle(c))
+        return 2;
+    if (c->req != NULL || (c->state == CB_CONN_HEAD && c->n_in == 0))
+        return 0;
+    return now > c->t_busy && now - c->t_busy > SLOW_NS;
+}
+
+static struct cb_conn *free_place(struct cb_server *s)
+{
+    for (uint32_t i = 0; i < s->opt.connections; i++)
+        if (s->conn[i].state == CB_CONN_FREE)
+            return &s->conn[i];
+    return NULL;
+}
+
+/* The place of the connection that has waited longest, or NULL. */
+static struct cb_conn *make_place(struct cb_server *s)
 {
     struct cb_conn *best = NULL;
-    uint64_t now = cb_os_now_ns();
+    uint64_t now = cb_os_now_ns(), best_since = 0;
     int best_rank = 0;
     for (uint32_t i = 0; i < s->opt.connections; i++) {
         struct cb_conn *c = &s->conn[i];
         int rank = rank_place(c, now);
-        if (c->state == CB_CONN_FREE)
-            return c;
-        if (rank > best_rank || (rank > 0 && rank == best_rank && c->t_state < best->t_state)) {
+        uint64_t since = rank == 2 ? c->t_state : c->t_busy;
+        if (rank > best_rank || (rank > 0 && rank == best_rank && since < best_since)) {
             best = c;
             best_rank = rank;
+            best_since = since;
         }
     }
     if (best_rank == 1)
@@ -58,11 +76,15 @@ static struct cb_conn *find_place(struct cb_server *s)
     return best;
 }
 
+/* Unread bytes would make of close() a reset, which takes the answer with it. */
 static void turn_away(struct cb_server *s, int fd)
 {
+    char drop[4096];
     static const char text[] = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
                                "Content-Length: 0\r\nConnection: close\r\n\r\n";
     s->m.turned_away++;
+    for (int i = 0; i < 8 && recv(fd, drop, sizeof drop, MSG_DONTWAIT) > 0; i++) {
+    }
     (void)send(fd, text, sizeof text - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(fd);
 }
@@ -77,7 +99,9 @@ static void take_connections(struct cb_server *s, int which)
                 s->t_accept = cb_os_now_ns() + ACCEPT_PAUSE_NS;
             return;
         }
-        struct cb_conn *c = find_place(s);
+        struct cb_conn *c = free_place(s);
+        if (c == NULL)
+            c = make_place(s);
         if (c == NULL) {
             turn_away(s, fd);
             continue;

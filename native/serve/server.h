@@ -45,6 +45,7 @@ struct cb_conn {
     int local;                 /* by the Unix socket: file permissions decide */
     char *in;                  /* [CB_HTTP_HEAD_MAX + body_bytes] */
     uint32_t n_in, in_cap;
+    int blank;                 /* an empty line before the next request was passed over */
     struct cb_http http;
     enum cb_endpoint endpoint;
     int status;                /* of the answer under way */
@@ -56,6 +57,7 @@ struct cb_conn {
     struct cb_req *req;
     struct cb_pump pump;
     uint64_t t_state, t_moved; /* when this state began; when bytes last went out */
+    uint64_t t_busy;           /* since when it has had something to do, answers of tokens aside */
 };
 
 struct cb_server {
@@ -147,7 +149,7 @@ void cb_pump_start(struct cb_pump *p);
 /* Appends what can be said now; 1 = the answer is complete. */
 int cb_pump(struct cb_server *s, struct cb_conn *c);
 /* logprobs.c: one step of the logprobs object of tokens [lp_tok, end); 1 = closed. */
-int cb_logprobs_step(struct cb_server *s, struct cb_conn *c, uint32_t end);
+int cb_logprobs_step(struct cb_conn *c, uint32_t end);
 /* sse.c */
 void cb_event_begin(struct cb_buf *b);
 void cb_event_end(struct cb_buf *b);

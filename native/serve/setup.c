@@ -207,7 +207,8 @@ void cb_serve_leave_unix(struct cb_server *s)
     s->lock_fd = -1;
 }
 
-/* A socket file that nobody answers on may be a leftover. */
+/* A socket file that nobody answers on may be a leftover. One whose queue is full has
+ * somebody, who may be stopped: connecting would wait for that one. */
 static int check_path(const struct sockaddr_un *a, const char *path, struct cb_err *err)
 {
     struct stat st;
@@ -215,8 +216,9 @@ static int check_path(const struct sockaddr_un *a, const char *path, struct cb_e
         return CB_OK;
     if (!S_ISSOCK(st.st_mode))
         return cb_fail(err, CB_EINVAL, "--unix %.150s: there is a file of another kind", path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int there = fd >= 0 && connect(fd, (const struct sockaddr *)a, sizeof *a) == 0;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int there = fd >= 0 &&
+                (connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 || errno == EAGAIN);
     if (fd >= 0)
         close(fd);
     if (there)
@@ -316,7 +318,7 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
     s->lock_fd = -1;
     s->notify.fd = -1;
     cb_log_open(&s->log, o->log_fd, o->log_json, &s->log_lost);
-    s->log.max = (uint64_t)o->log_mib << 20;
+    cb_log_bound(&s->log, (uint64_t)o->log_mib << 20);
     s->t_open = cb_os_now_ns();
     s->created = (uint64_t)time(NULL);
     if (getrandom(&s->next_number, sizeof s->next_number, GRND_NONBLOCK) != sizeof s->next_number)

@@ -55,6 +55,7 @@ static int start(struct parent *p)
     p->child = fork();
     if (p->child == 0) {
         die_with_parent(self);
+        (void)setpgid(0, 0); /* a terminal's Ctrl-C reaches the parent alone, who passes it on */
         close(fd[0]);
         close(p->signal_fd);
         cb_notify_close(&p->notify);
@@ -210,7 +211,7 @@ int cb_supervise(const struct cb_supervise *s)
     memset(&p, 0, sizeof p);
     p.opt = s;
     cb_log_open(&p.log, s->log_fd, s->log_json, &p.log_lost);
-    p.log.max = (uint64_t)s->log_mib << 20;
+    cb_log_bound(&p.log, (uint64_t)s->log_mib << 20);
     signal(SIGPIPE, SIG_IGN); /* a journal that is gone is no reason to stop, nor a full one */
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* ignored by who started it, ends would not be seen */

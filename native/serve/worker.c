@@ -43,6 +43,13 @@ static void end(struct cb_server *s, struct cb_req *r, int finish)
     r->state = CB_REQ_DONE;
 }
 
+/* Under the lock. Experts that failed in a release that is gone are not missing now. */
+static void take_counters(struct cb_server *s)
+{
+    cb_engine_counters(s->e, &s->counters);
+    s->counters.unhealthy -= s->unhealthy_gone;
+}
+
 /* An engine's error as the client sees it. */
 static void refuse_engine(struct cb_refusal *no, const struct cb_err *err)
 {
@@ -65,6 +72,7 @@ static void fail(struct cb_server *s, struct cb_req *r, const struct cb_err *err
     pthread_mutex_lock(&s->lock);
     r->refusal = no;
     s->m.failed_experts += err->code == CB_EEXPERT;
+    take_counters(s); /* no step may go well any more, and that is when they are looked at */
     end(s, r, CB_FINISH_CANCEL);
     pthread_mutex_unlock(&s->lock);
     if (no.status == 500)
@@ -105,10 +113,26 @@ static struct cb_req *oldest_queued(struct cb_server *s)
     return best;
 }
 
-/* Gives free KV caches to the oldest. Under the lock. */
+/* Is an answer still written out with the tokens of the release before this one,
+ * whose room the next release needs? All else of an answer is its own, and no
+ * more such answers can come. Under the lock. */
+static int room_is_read(const struct cb_server *s)
+{
+    for (uint32_t i = 0; i < s->n_req; i++) {
+        const struct cb_req *r = &s->req[i];
+        if (r->state == CB_REQ_DONE && r->words != NULL && r->words != &s->e->rel->text)
+            return 1;
+    }
+    return 0;
+}
+
+/* Gives free KV caches to the oldest, unless a swap waits for those that run. Under
+ * the lock. */
 static void admit(struct cb_server *s)
 {
-    for (uint32_t q = 0; q < s->opt.sequences && !s->swap_wanted; q++) {
+    if (s->swap_wanted && !room_is_read(s))
+        return;
+    for (uint32_t q = 0; q < s->opt.sequences; q++) {
         struct cb_req *r = s->seq_req[q] == NULL ? oldest_queued(s) : NULL;
         if (r == NULL)
             continue;
@@ -116,6 +140,9 @@ static void admit(struct cb_server *s)
         r->seq = q;
         r->w_tok = r->w_text = r->raw = 0;
         r->overflow = 0;
+        memcpy(r->model, s->info.name, sizeof r->model);
+        memcpy(r->golden, s->info.golden, sizeof r->golden);
+        r->words = r->ask.logprobs ? &s->e->rel->text : NULL;
         r->state = CB_REQ_PREFILL;
         r->t_start = cb_os_now_ns();
     }
@@ -288,13 +315,6 @@ static void after_step(struct cb_server *s, const struct cb_step *st)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Under the lock. Experts that failed in a release that is gone are not missing now. */
-static void take_counters(struct cb_server *s)
-{
-    cb_engine_counters(s->e, &s->counters);
-    s->counters.unhealthy -= s->unhealthy_gone;
-}
-
 /* Counters, the heat map, and what made these answers other than the model's. */
 static void note_step(struct cb_server *s, const struct cb_step *step, uint32_t n, uint64_t ns)
 {
@@ -341,16 +361,7 @@ static void run_steps(struct cb_server *s, struct cb_step *step, uint32_t n)
 
 /* ---- another release ---------------------------------------------------- */
 
-static int anybody_left(const struct cb_server *s)
-{
-    for (uint32_t i = 0; i < s->n_req; i++)
-        if (s->req[i].state != CB_REQ_FREE && s->req[i].state != CB_REQ_QUEUED &&
-            s->req[i].state != CB_REQ_FILLING)
-            return 1;
-    return 0;
-}
-
-/* Under the lock, which it gives up meanwhile. */
+/* Nobody is computed. Under the lock, which it gives up meanwhile. */
 static void swap(struct cb_server *s)
 {
     struct cb_err err = {0, ""};
@@ -400,6 +411,7 @@ static void sleep_idle(struct cb_server *s)
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec++;
     pthread_cond_timedwait(&s->wake, &s->lock, &until);
+    take_counters(s); /* a link has its troubles also while nobody asks */
 }
 
 static uint32_t count_running(const struct cb_server *s)
@@ -419,7 +431,7 @@ static void *work(void *arg)
         drop_expired(s);
         admit(s);
         if (count_running(s) == 0) {
-            if (s->swap_wanted && !anybody_left(s)) {
+            if (s->swap_wanted && !room_is_read(s)) {
                 swap(s);
                 continue;
             }

@@ -55,6 +55,7 @@ TARGETS = {
             (
                 "tests/fuzz/fuzz_api.c",
                 "serve/api.c",
+                "model/chat.c",
                 "serve/http.c",
                 "core/json.c",
                 "core/err.c",

@@ -31,7 +31,9 @@ def test_under_a_true_limit(tmp_path: Path, tmp_path_factory: pytest.TempPathFac
     n = 120 if native else 24
     budget = 36 * MIB
     _, got = bounded.check(model, budget if native else 2 * budget, n, tmp_path, in_vm=not native)
-    assert max(got.samples[len(got.samples) // 2 :]) == min(got.samples[len(got.samples) // 2 :])
+    # The last sample may be of a process that gives back what it had.
+    later = got.samples[len(got.samples) // 2 : -2]
+    assert later and max(later) == min(later)
 
 
 @pytest.mark.skipif(not has_limit(), reason="no memory cgroup here; the guest stands in above")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -134,6 +136,8 @@ def test_absurd_requests(board: Board, there: Module) -> None:
         "descending": exec_payload(2, 0, [(3, 0), (2, 0)], acts),
         "token 1": exec_payload(2, 0, [(0, 1)], acts),
         "token 65535": exec_payload(2, 0, [(0, 65535)], acts),
+        "an expert twice for a token": exec_payload(2, 0, [(1, 0), (1, 0)], acts),
+        "an expert 256 times for a token": exec_payload(2, 0, [(1, 0)] * 256, acts),
         "no rows": exec_payload(2, 0, [], acts),
         "no tokens": exec_payload(2, 0, [(0, 0)], b""),
         "rows that are not there": exec_payload(2, 0, [(0, 0)], acts, n_row=65535),
@@ -160,6 +164,45 @@ def test_absurd_requests(board: Board, there: Module) -> None:
         assert board.answer(board.send(kind, b"x" * 40))[0].payload[0] == 8
     assert board.ask(good).type == RESULT
     assert resident(there) == before
+
+
+def test_more_rows_of_an_expert_than_a_batch(model: Path, module: Any, tmp_path: Path) -> None:
+    """512 rows for one expert, as many as all experts of a batch may have: refused, not computed."""
+    there = module(model, "--ctx", "512", "--batch", "256", "--listen", f"unix:{tmp_path}/s")
+    board = Board(tmp_path / "s", model).greet()
+    acts = q8_k(random.Random(1))
+    for n_token in (1, 64):
+        answer = board.ask(exec_payload(1, 0, [(0, 0)] * 512, acts * n_token))
+        assert (answer.type, answer.payload[0]) == (ERROR, MALFORMED)
+    most = board.ask(exec_payload(2, 0, [(0, t) for t in range(256)], acts * 256))
+    assert most.type == RESULT
+    assert resident(there) > 0
+
+
+def test_a_frame_inside_of_something_else(there: Module, model: Path, tmp_path: Path) -> None:
+    """What a web page can make a browser send to a TCP port: closed at once, nothing is answered."""
+    board = Board(tmp_path / "s", model)
+    post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000\r\n\r\n"
+    board.sock.sendall(post + Frame(HELLO, 1, 0, board.hello.pack()).pack())
+    board.sock.settimeout(10)
+    with contextlib.suppress(ConnectionResetError):  # closed with bytes unread
+        assert board.sock.recv(100) == b""
+    assert Board(tmp_path / "s", model).greet()
+    assert resident(there) > 0
+
+
+def test_no_descriptor_left(there: Module, model: Path, tmp_path: Path) -> None:
+    """accept() that fails for want of descriptors is tried again, without spinning."""
+    used = {int(fd.name) for fd in Path(f"/proc/{there.pid}/fd").iterdir()}
+    free = min(set(range(len(used) + 1)) - used)
+    _, hard = resource.prlimit(there.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(there.pid, resource.RLIMIT_NOFILE, (free, hard))
+    board = Board(tmp_path / "s", model)
+    before = cpu_s(there)
+    time.sleep(1)
+    assert cpu_s(there) - before < 0.3
+    resource.prlimit(there.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    board.greet()
 
 
 def test_random_requests(board: Board, there: Module) -> None:

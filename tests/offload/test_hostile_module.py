@@ -46,9 +46,9 @@ def payload(frame: Frame, at: int, data: bytes) -> bytes:
     return replace(frame, payload=frame.payload[:at] + data + frame.payload[at + len(data) :]).pack()
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800001])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800001, 0x7149F2CA, 0xFF7FFFFF, 0x53800000])
 def test_no_number_is_no_result(bits: int, model: Path, lying: Any, tokens: list[int], want: Any) -> None:
-    """NaN and infinities in one place of a RESULT after a good trial: not believed, computed here."""
+    """NaN, infinities, numbers whose squares are some (1e30, 2^40): not believed, computed here."""
     path = lying(RESULT, lambda f: [payload(f, len(f.payload) - 4, struct.pack("<I", bits))])
     with linked(model, path) as engine:
         for _ in range(3):
@@ -56,8 +56,22 @@ def test_no_number_is_no_result(bits: int, model: Path, lying: Any, tokens: list
         count = engine.counters()
         assert count["offload_wrong"] >= 1 and count["offload_local"] >= 1
         assert engine.offload()["why"] in (
-            "the module returns what is no number", "the module computes other bits"
+            "the module returns what no expert does", "the module computes other bits"
         )  # fmt: skip
+
+
+def test_huge_numbers_behind_right_trials(model: Path, lying: Any, tokens: list[int], want: Any) -> None:
+    """Every row but those of trials, which come alone, is 1e30: no token fails, no bit differs."""
+
+    def harm(frame: Frame) -> list[bytes | float | None]:
+        if struct.unpack_from("<H", frame.payload, 2)[0] == 1:
+            return [frame.pack()]
+        return [payload(frame, 16, struct.pack("<f", 1e30) * ((len(frame.payload) - 16) // 4))]
+
+    with linked(model, lying(RESULT, harm)) as engine:
+        for _ in range(3):
+            same(engine, tokens, want)
+        assert engine.counters()["offload_wrong"] >= 1
 
 
 def test_a_module_that_goes_bad_later(model: Path, lying: Any, tokens: list[int], want: Any) -> None:

@@ -217,6 +217,9 @@ def test_gadget_needs_root_and_systemd() -> None:
         def __init__(self, uid: bytes, systemd: int) -> None:
             self.uid, self.systemd, self.files, self.ran = uid, systemd, {}, []  # type: ignore[var-annotated]
 
+        def describe(self) -> str:
+            return "board"
+
         def run(self, argv: Any, **_more: Any) -> Completed:
             self.ran.append(list(argv))
             if argv[0] == "id":
@@ -230,9 +233,10 @@ def test_gadget_needs_root_and_systemd() -> None:
     for uid, systemd in ((b"1000\n", 0), (b"0\n", 1)):
         board = Board(uid, systemd)
         with pytest.raises(PreflightError):
-            gadget.install(board)  # type: ignore[arg-type]
+            gadget.check(board)  # type: ignore[arg-type]
         assert not board.files
     board = Board(b"0\n", 0)
+    gadget.check(board)  # type: ignore[arg-type]
     assert "/dev/ttyGS0" in gadget.install(board)  # type: ignore[arg-type]
     assert board.files[f"{gadget.SCRIPT_PATH}.new"] == (gadget.script().encode(), 0o755)
     assert board.ran[-1] == ["systemctl", "enable", "--now", "colibri-offload-gadget.service"]

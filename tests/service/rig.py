@@ -56,11 +56,17 @@ def tool(sanitizer: str = "") -> Path:
 class Service:
     """A running service. ``log()`` are its JSON lines so far.
 
-    A sanitizer's report in its journal fails the test when the service ends.
+    ``group``: in a process group of its own, as a terminal's job is. A sanitizer's report in its journal
+    fails the test when the service ends.
     """
 
     def __init__(
-        self, model: Path, *options: str, env: dict[str, str] | None = None, sanitizer: str = SANITIZE
+        self,
+        model: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        sanitizer: str = SANITIZE,
+        group: bool = False,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="colibri-serve-"))
         self.journal = self.folder / "journal"
@@ -69,7 +75,10 @@ class Service:
         command = [str(tool(sanitizer)), "serve", "--model", str(model), "--log", "json", "--threads", "1"]
         with self.journal.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *listen, *options], stderr=out, env={**os.environ, **more}
+                [*command, *listen, *options],
+                stderr=out,
+                env={**os.environ, **more},
+                start_new_session=group,
             )
         self.port = 0
 

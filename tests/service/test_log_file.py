@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -62,6 +63,45 @@ def test_a_long_file_keeps_its_later_half(model: Path, tmp_path: Path, supervise
         process.kill()
         process.wait()
     assert not any(word in journal.read_text() for word in REPORTS)
+
+
+def test_a_file_that_may_only_be_appended_to_loses_nothing(model: Path, tmp_path: Path) -> None:
+    """Opened by somebody else for the service, as a manager does: it grows on, and that is said."""
+    journal = tmp_path / "theirs.log"
+    begin = b"a line of theirs\n" * (2 * MIB // 17)
+    journal.write_bytes(begin)
+    command: list[object] = []
+    with journal.open("ab") as out:
+        if os.geteuid() == 0:  # a root that may open only its own files
+            os.chown(journal, 65534, 65534)
+            command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+        journal.chmod(0o600 if os.geteuid() == 0 else 0o200)
+        command += [tool(SANITIZE), "serve", "--model", model, "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen([*command, "--log", "json", "--log-max", "1"], stderr=out)
+    journal.chmod(0o600)
+    if os.geteuid() != 0:
+        journal.chmod(0o200)
+    try:
+        end = time.monotonic() + 60
+        while b'"ready"' not in said(journal, len(begin)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    journal.chmod(0o600)
+    assert journal.read_bytes().startswith(begin)
+    assert said(journal, len(begin)).count(b'"log_unbounded"') == 1
+
+
+def said(journal: Path, since: int) -> bytes:
+    mode = journal.stat().st_mode
+    journal.chmod(0o600)
+    data = journal.read_bytes()[since:]
+    journal.chmod(mode & 0o777)
+    return data
 
 
 def test_without_the_option_nothing_is_cut(model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.service.rig import Service
+from tests.service.rig import Service, with_chat
 
 PROMPT = "The board is small"
 SAMPLING = {"temperature": 0.8, "top_p": 0.9, "seed": 11}
@@ -65,6 +65,38 @@ def test_chat_renders_the_template(client: openai.OpenAI) -> None:
     assert chat.choices[0].message.content == plain.choices[0].text
     assert chat.choices[0].message.role == "assistant"
     assert chat.usage == plain.usage
+
+
+def test_chat_trims_what_the_template_trims(plain: Path, tmp_path: Path) -> None:
+    """By role, as Jinja's trim: what Python's str.strip() takes off, also when it came in parts."""
+    space = "".join(c for c in map(chr, range(0x110000)) if c.isspace())
+    near = "\u200b\u2060\ufeff\u180e"  # look like white space, and are none
+    trims = {"system": True, "user": True}
+    model = with_chat(plain, tmp_path / "trims.coli", trims=trims)
+    texts = [("system", f"{space}Be brief.{space}"), ("user", f"{space}{near} a{space}b {near}{space}"),
+             ("assistant", " kept "), ("user", space), ("user", "no space")]  # fmt: skip
+    rendered = (
+        "".join(f"<|{role[0]}|>{text.strip() if role in trims else text}\n" for role, text in texts) + "<|a|>"
+    )
+    with Service(model, "--ctx", "512") as s:
+        parts = [
+            {"type": "text", "text": part}
+            for part in (space[:5], space[5:], f"{near} a{space}b {near}", space)
+        ]
+        messages = [{"role": role, "content": text} for role, text in texts]
+        for content in (messages[1]["content"], parts):
+            messages[1]["content"] = content
+            ask = {"messages": messages, "max_tokens": 5, "seed": 1, "temperature": 0}
+            _, chat = s.post("/v1/chat/completions", ask)
+            _, same = s.post(
+                "/v1/completions", {"prompt": rendered, "max_tokens": 5, "seed": 1, "temperature": 0}
+            )
+            assert chat["choices"][0]["message"]["content"] == same["choices"][0]["text"]
+            assert chat["usage"] == same["usage"]
+    system, user = texts[0][1], texts[1][1]
+    told = run_text(model, user, 5, "--chat", f"--system={system}", "--ctx=512", temperature=0)
+    rendered = f"<|s|>{system.strip()}\n<|u|>{user.strip()}\n<|a|>"
+    assert told == run_text(model, rendered, 5, "--ctx=512", temperature=0)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -287,6 +319,21 @@ def test_what_is_not_supported_is_refused_by_name(service: Service, field: str, 
     assert error["type"] == "invalid_request_error"
     assert error["param"] == field
     assert field in error["message"] or "prompt" in error["message"] or "stop" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "words"),
+    [
+        ("seed", "-1", "seed is not a whole number from 0 up"),
+        ("max_tokens", "1e1", "max_tokens is not a whole number in plain digits"),
+        ("temperature", "0." + "1" * 70, "temperature has 72 characters, at most 63 are read"),
+    ],
+)
+def test_numbers_that_are_not_read_are_told_why(
+    service: Service, field: str, number: str, words: str
+) -> None:
+    status, doc = service.post("/v1/completions", f'{{"prompt": "x", "{field}": {number}}}'.encode())
+    assert status == 400 and doc["error"]["message"].startswith(words), doc
 
 
 CHAT_REFUSED = [

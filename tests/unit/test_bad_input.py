@@ -19,6 +19,7 @@ from colibri_kit import cli, native
 from colibri_kit.convert import check
 from colibri_kit.convert import manifest as mf
 from colibri_kit.convert.adapters import map_model
+from colibri_kit.convert.model import Window
 from colibri_kit.convert.plan import make_plan
 from colibri_kit.convert.tokenizer import export_tokenizer
 from colibri_kit.convert.tokenizer_keys import check_tokenizer_keys
@@ -163,6 +164,30 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "manifest 2 MiB": (lambda m: (m / "manifest.json").write_text(" " * (2 << 20)), ["larger than 1048576"]),
     "format 2": (lambda m: edit(m, lambda d: d.update(format=2)), ["format 2"]),
     "unknown feature": (lambda m: edit(m, lambda d: d["features"].update(warp=1)), ["features.warp"]),
+    "window of 0": (
+        lambda m: edit(m, lambda d: d["features"].update(window=0, window_layers="wf")),
+        ["features.window is 0", "1 to 1073741824"],
+    ),
+    "window past the engine's": (
+        lambda m: edit(m, lambda d: d["features"].update(window=(1 << 30) + 1, window_layers="wf")),
+        ["features.window is 1073741825"],
+    ),
+    "window of truth": (
+        lambda m: edit(m, lambda d: d["features"].update(window=True, window_layers="wf")),
+        ["features.window is True"],
+    ),
+    "window without layers": (
+        lambda m: edit(m, lambda d: d["features"].update(window=5)), ["window_layers needs 2 letters w or f"]
+    ),
+    "layers without window": (
+        lambda m: edit(m, lambda d: d["features"].update(window_layers="wf")), ["features.window is None"]
+    ),
+    "too few window layers": (
+        lambda m: edit(m, lambda d: d["features"].update(window=5, window_layers="w")), ["needs 2 letters"]
+    ),
+    "another letter": (
+        lambda m: edit(m, lambda d: d["features"].update(window=5, window_layers="wx")), ["needs 2 letters"]
+    ),
     "path in files": (
         lambda m: edit(m, lambda d: d["files"][0].update(name="../dense.coli")), ["files[0].name"]
     ),
@@ -213,6 +238,22 @@ def test_a_shard_of_another_model(model: Path, models: Path, capsys: pytest.Capt
     alien(model, models)
     assert run("verify", "-q", model) == 8
     assert "experts-0001.coli: at byte 40: belongs to another model" in capsys.readouterr().err
+
+
+def test_a_model_with_a_window_is_read_as_the_engine_reads_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The golden's 16 tokens do not fill a window of 1 << 30, the longest; one of 3 they do."""
+    edit(model, lambda d: d["features"].update(window=1 << 30, window_layers="fw"))
+    assert run("verify", "--json", model) == 0
+    assert json.loads(capsys.readouterr().out)["golden"] == "ok"
+    assert mf.read(model).window == Window(1 << 30, "fw")
+    edit(model, lambda d: d["features"].update(window=3))
+    assert run("verify", "-q", model) == 8
+    assert "golden" in capsys.readouterr().err
+    tokens = tmp_path / "t.npy"
+    np.save(tokens, np.arange(8, dtype=np.int32))
+    assert run("logits", "--json", model, "--tokens", tokens, "-o", tmp_path / "l.npy") == 0
 
 
 def test_a_good_model_passes_and_says_what_was_skipped(

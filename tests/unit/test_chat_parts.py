@@ -29,6 +29,12 @@ LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}<|h|>{{ m.role }}<|/h|>\n\n{{ m.content | trim }}<|eot|>"
     "{% endfor %}{% if add_generation_prompt %}<|h|>assistant<|/h|>\n\n{% endif %}"
 )
+EVERYBODY = {"system": True, "user": True, "assistant": True}
+ANSWERS_TRIMMED = (
+    "{% for m in messages %}<s>{{ m.role }}\n"
+    "{{ m.content.strip() if m.role == 'assistant' else m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
 DEFAULTED = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}<s>system\nBe kind.</s>\n{% endif %}"
     "<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
@@ -43,9 +49,11 @@ LAST_DIFFERS = (
 
 def test_bos_default_system_and_trimming_are_found() -> None:
     parts = chat_parts(LLAMA3, "<B>", "", add_bos=False)
-    assert (parts["template"], parts["first"], parts["trims"]) == ("parts", "<B>", True)
+    assert (parts["template"], parts["first"], parts["trims"]) == ("parts", "<B>", EVERYBODY)
     assert chat_parts(LLAMA3, "<B>", "", add_bos=True)["first"] == ""
+    assert chat_parts(ANSWERS_TRIMMED, "", "", add_bos=False)["trims"] == {"assistant": True}
     parts = chat_parts(DEFAULTED, "", "", add_bos=False)
+    assert "trims" not in parts
     assert (parts["template"], parts["system_default"]) == ("parts", "Be kind.")
     assert parts["prefix"]["user"] == "<s>user\n" and parts["suffix"]["system"] == "</s>\n"
     parts = chat_parts(LAST_DIFFERS, "<B>", "<E>", add_bos=False)
@@ -60,6 +68,11 @@ def test_bos_default_system_and_trimming_are_found() -> None:
         ("{{ messages", "TemplateSyntaxError"),
         ("hello", "does not repeat every message"),
         ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "re-rendering differs"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content.rstrip() }}</>{% endfor %}", "text of a message"),
+        (
+            "{% for m in messages %}<{{ m.role }}>{{ m.content.strip('\\n') }}</>{% endfor %}",
+            "text of a message",
+        ),
         ("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}", ""),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ strftime_now('%d') }}", "date"),

@@ -15,7 +15,8 @@ import click
 import pytest
 
 from colibri_kit import errors
-from colibri_kit.cli import VERBS, root
+from colibri_kit.cli import VERBS, main, root
+from colibri_kit.ui import Ui
 
 HELP_BUDGET_S = 0.150
 
@@ -87,6 +88,68 @@ def test_errors_reach_json_and_stderr() -> None:
     assert error["code"] == "CK-CONFIG-BOARD"
     assert "rpi4" in error["hint"]
     assert done.stderr.startswith("error CK-CONFIG-BOARD: unknown board 'nowhere'")
+
+
+@pytest.mark.parametrize(
+    ("args", "words", "next_"),
+    [
+        (["fly", "--json"], "No such command 'fly'", "colibri-kit --help"),
+        (["boards", "--fly", "--json"], "No such option", "colibri-kit boards --help"),
+        (["build", "--json"], "Missing option '--board'", "colibri-kit build --help"),
+        (["board", "up", "--ram", "3", "x", "--json"], "with a unit", "colibri-kit board up --help"),
+        (["logs", "a", "b", "--json"], "unexpected extra argument", "colibri-kit logs --help"),
+    ],
+)
+def test_a_wrong_command_line_is_an_object_too(args: list[str], words: str, next_: str) -> None:
+    done = run_kit(*args)
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["hint"], error["exit_status"]) == ("CK-USAGE", next_, 2)
+    assert words in error["message"] and error["state"] == "nothing was done"
+    assert "error CK-USAGE" in done.stderr
+    plain = run_kit(*[a for a in args if a != "--json"])
+    assert (plain.returncode, plain.stdout) == (2, "") and plain.stderr.startswith("Usage: colibri-kit")
+
+
+def test_json_of_another_program_is_not_ours() -> None:
+    done = run_kit("boards", "--fly", "--", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, click.Abort])
+def test_ctrl_c_is_an_object_too(
+    stop: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_args: object, **_more: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(root, "main", interrupted)
+    for args in (["boards"], ["boards", "--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(args)
+        said = capsys.readouterr()
+        assert ended.value.code == 130 and said.err == "interrupted\n"
+        if "--json" not in args:
+            assert said.out == ""
+        else:
+            error = json.loads(said.out)["error"]
+            assert (error["code"], error["exit_status"]) == ("CK-INTERRUPTED", 130)
+            assert set(error) == {"code", "message", "hint", "state", "exit_status"}
+
+
+def test_leaving_a_verb_that_prints_lines_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C is the way out of `top --json`: its stdout holds its own objects only."""
+    from colibri_kit.commands import top
+
+    def objects(ui: Ui, *_: object) -> None:
+        ui.result({"time": 1})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "_objects", objects)
+    main(["top", "--json", "--url", "http://127.0.0.1:9"])
+    assert capsys.readouterr() == ('{"time": 1}\n', "")
 
 
 def test_exit_statuses_are_distinct() -> None:

@@ -77,15 +77,16 @@ def test_modes_policies_and_sizes_say_the_same_and_what_they_are(model: Path) ->
 
 
 def test_lookahead_can_be_switched_off(olmoe: Path) -> None:
-    """Guesses are read only while storage is idle; where nothing waits for reads that is often."""
-    flags = ["--cache-experts", "8", "--on-miss", "zeros", "-n", "300", "--temp", "2"]
+    """Guesses are read only while storage is idle; where nothing waits for reads, and these come from the
+    page cache, that is often."""
+    flags = ["--cache-experts", "8", "--on-miss", "zeros", "--buffered", "-n", "300", "--temp", "2"]
 
     def issued(*more: str) -> int:
         cache = ok_json("run", "--model", olmoe, "--prompt", "hello", *flags, *more)["cache"]
         assert cache["ahead_useful"] + cache["ahead_wasted"] <= cache["ahead_issued"]
         return int(cache["ahead_issued"])
 
-    assert any(issued("--seed", str(seed)) for seed in range(10))
+    assert any(issued("--seed", str(seed)) for seed in range(40))
     assert not any(issued("--seed", str(seed), "--no-lookahead") for seed in range(3))
 
 
@@ -258,6 +259,10 @@ def test_start_and_end_lines(model: Path) -> None:
             ["--cache-experts", "4", "--weights", "mmap"],
             "--cache-experts goes with --weights arena, not mmap",
         ),
+        (["--cache-policy", "lfu", "--weights", "preload"], "--cache-policy goes with --weights arena"),
+        (["--readers", "4", "--weights", "lazy"], "--readers goes with --weights arena, not lazy"),
+        (["--buffered", "--weights", "mmap"], "--buffered goes with --weights arena, not mmap"),
+        (["--no-lookahead", "--weights", "mmap"], "--no-lookahead goes with --weights arena, not mmap"),
         (["--on-miss", "zeros", "--weights", "lazy"], "--on-miss zeros goes with --weights arena, not lazy"),
         (["--token-deadline", "0"], "--token-deadline must be a whole number from 1"),
         (["--kv", "q4_0"], "--kv must be one of f16|f32|q8_0"),

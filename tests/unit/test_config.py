@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri_kit import resources
+from colibri_kit.cli import root
 from colibri_kit.config import find_boards, format_size, load_board, load_recipe, parse_size
 from colibri_kit.config.loader import MAX_NODES, parse
 from colibri_kit.errors import ConfigError
@@ -245,6 +248,36 @@ def test_sizes(text: str, n_bytes: int) -> None:
 def test_not_sizes(text: str) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
+
+
+def size_options() -> list[tuple[str, click.Option]]:
+    """Every option that takes a size, with its verb."""
+    context = click.Context(root)
+    found = []
+    for verb in root.list_commands(context):
+        command = root.get_command(context, verb)
+        assert command is not None
+        for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+            options = (p for p in one.params if isinstance(p, click.Option))
+            found += [
+                (verb if one is command else str(one.name), p)
+                for p in options
+                if "SIZE" in (p.type.name, p.metavar)
+            ]
+    return found
+
+
+def test_sizes_are_read_alike_everywhere() -> None:
+    found = [(name, p) for name, p in size_options() if p.type.name == "SIZE"]
+    assert {name for name, _ in found} >= {"deploy", "run", "flash", "up"}
+    for name, option in found:
+        take = partial(option.type.convert, param=option, ctx=None)
+        assert [take(text) for text in ("3GB", "3GiB", "64 KiB")] == [3 * 10**9, 3 << 30, 1 << 16], name
+        for bad in ("3", "512M", "3gib", "x", ""):
+            with pytest.raises(click.BadParameter, match=f"a size with a unit such as .*got '{bad}'"):
+                take(bad)
+    text = [name for name, p in size_options() if p.type.name != "SIZE"]
+    assert text == ["plan"]  # its SIZE is read by budget/report.py, with parse_size too
 
 
 @given(st.integers(0, 2**50))

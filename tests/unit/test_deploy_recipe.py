@@ -72,6 +72,30 @@ def test_wrong_recipes_are_refused_with_their_place(text: str, told: str, tmp_pa
     assert told in caught.value.message and f"{path}:4:" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("weights", "more", "told"),
+    [
+        ("preload", {"cache_policy": "lfu"}, "cache_policy goes with weights arena, not preload"),
+        ("mmap", {"cache_experts": "0"}, "cache_experts goes with weights arena, not mmap"),
+        ("lazy", {"cache_experts": "all", "cache_policy": "lru"}, "cache_experts goes with weights arena"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_here(weights: str, more: dict[str, str], told: str) -> None:
+    """Half from the recipe, half from the command line: before anything is sent."""
+    from colibri_kit.commands.deploy import _settings
+
+    recipe, _ = load_recipe(str(RECIPES / "a53-plc.yaml"))
+    names = ("budget", "ctx", "threads", "weights", "kv", "cache_experts", "cache_policy", "offload")
+    given: dict[str, Any] = dict.fromkeys(names)
+    half = recipe.model_copy(update=more)
+    with pytest.raises(UsageError, match=told):
+        _settings({**given, "weights": weights}, half, 0, False)
+    assert _settings({**given, "weights": "arena"}, half, 0, False).weights == "arena"
+    assert (
+        _settings({**given, "weights": weights, **dict.fromkeys(more)}, recipe, 0, False).weights == weights
+    )
+
+
 def test_outside_needs_a_token() -> None:
     found, _ = load_recipe(str(RECIPES / "rpi4-gateway.yaml"))
     assert found.service is not None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -106,6 +108,18 @@ def test_what_is_wrong_is_named(
     found = _judge(replace(FACTS, **facts), MORE + more + "\n")[what]  # type: ignore[arg-type]
     assert (found.level, word in found.found) == (level, True), found
     assert (found.remedy is None) == (level == "ok")
+
+
+def test_remedies_name_options_that_are_there() -> None:
+    """Every ``--weights WORD`` in the kit is one that the option takes; doctor's mlock remedy is --lock."""
+    from colibri_kit.commands.plan import command
+
+    (weights,) = (p for p in command.params if "--weights" in p.opts)
+    assert isinstance(weights.type, click.Choice)
+    kit = Path(board.__file__).resolve().parents[1]
+    told = {w for p in kit.rglob("*.py") for w in re.findall(r"--weights ([a-z_]+)", p.read_text())}
+    assert told and told <= {*weights.type.choices}
+    assert "--lock" in str(_judge(more=MORE + "memlock=\n")["mlock limit"].remedy)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the script reads Linux's /proc")

@@ -174,6 +174,13 @@ def test_wrong_options(tiny: Path, args: tuple[str, ...], status: int) -> None:
     assert verb(tiny, *board, *args)[0] == status
 
 
+def test_slots_in_the_engines_words(tiny: Path) -> None:
+    slots = [verb(tiny, "--ctx", 256, "--cache-experts", n)[1]["slots"] for n in ("all", "0", "9")]
+    free = verb(tiny, "--ctx", 256)[1]
+    assert slots[0] == free["slots"] == free["records"] > slots[2] == 9 > slots[1] > 0
+    assert verb(tiny, "--cache-experts", "some")[0] == 2
+
+
 def test_no_such_model(tmp_path: Path) -> None:
     assert verb(tmp_path / "no.gguf")[0] == 8
     assert verb(tmp_path)[0] == 8

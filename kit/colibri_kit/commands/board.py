@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from colibri_kit.cli import ui_options
+from colibri_kit.commands.sizes import Size
 from colibri_kit.errors import KitError, PreflightError, UsageError
 from colibri_kit.ui import Ui
 
@@ -24,25 +25,11 @@ def command() -> None:
     """
 
 
-class _Size(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from colibri_kit.config.scalars import parse_size
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as err:
-            self.fail(str(err), param, ctx)
-
-
 @command.command("up")
 @click.argument("profile", metavar="NAME")
 @click.option("--as", "name", metavar="OTHER", help="Call it this: several of one kind at once.")
-@click.option("--ram", type=_Size(), default=0, metavar="SIZE", help="Memory of the guest: a true limit.")
-@click.option("--disk", type=_Size(), default=0, metavar="SIZE", help="Size of a new data disk.")
+@click.option("--ram", type=Size(), default=0, metavar="SIZE", help="Memory of the guest: a true limit.")
+@click.option("--disk", type=Size(), default=0, metavar="SIZE", help="Size of a new data disk.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True, file_okay=False),

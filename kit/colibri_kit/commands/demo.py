@@ -112,7 +112,7 @@ def _steps(ui: Ui, recipe: Recipe, model: Path) -> list[tuple[str, Callable[[], 
 
     def deploy() -> str:
         flags = ["--board", recipe.board]
-        flags += ["--budget", str(recipe.budget)] if recipe.budget else []
+        flags += ["--budget", f"{recipe.budget}B"] if recipe.budget else []
         flags += ["--ctx", str(recipe.ctx)] if recipe.ctx else []
         _verb(ui, "deploy", *flags, str(model))
         return "checked: its logits have the golden's bits"

@@ -9,6 +9,7 @@ import click
 
 from colibri_kit.cli import ui_options
 from colibri_kit.commands.engine_options import memory_flags
+from colibri_kit.commands.sizes import Size
 from colibri_kit.deploy.target import opened, place, place_flags
 from colibri_kit.errors import UsageError
 from colibri_kit.transport.options import SshOptions
@@ -20,22 +21,6 @@ if TYPE_CHECKING:
     from colibri_kit.deploy.plan import Plan, Settings
 
 
-class SizeParam(click.ParamType[int]):
-    """``3GiB``, ``512M``, or a number of bytes."""
-
-    name = "SIZE"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        import re
-
-        text = str(value)
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:i?B)?", text, re.IGNORECASE)
-        if not found:
-            self.fail(f"{text!r} is not a size such as 3GiB or 512MiB", param, ctx)
-        power = {"": 0, "K": 1, "M": 2, "G": 3}[found.group(2).upper()]
-        return int(float(found.group(1)) * 1024**power)
-
-
 @click.command(short_help="Put engine and weights on a board, start them, check them.")
 @click.argument("places", nargs=-1, metavar="[HOST] MODEL.coli|RECIPE.yaml")
 @click.option("--recipe", "recipe_name", metavar="NAME|FILE", help="In place of MODEL.coli: what and where.")
@@ -43,7 +28,7 @@ class SizeParam(click.ParamType[int]):
 @click.option(
     "--engine", type=click.Path(path_type=Path, dir_okay=False), help="Send this binary; default: build one."
 )
-@click.option("--budget", type=SizeParam(), help="Memory the engine may take; default: the board's.")
+@click.option("--budget", type=Size(), help="Memory the engine may take; default: the board's.")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context length in tokens.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: physical cores.")
 @memory_flags
@@ -112,7 +97,7 @@ def command(
     check = Check(asked.prompt, asked.max_new, asked.expect or "") if asked else Check()
     binary = job.load_engine(ui, profile, engine)
     check_engine(profile, binary)
-    wish = job.Wish(binary, parcel, settings, service, spec, check, retry_bad, keep)
+    wish = job.Wish(binary, parcel, settings, service, spec, check, retry_bad, keep, offload_gadget)
     with opened(where, ui) as transport, tempfile.TemporaryDirectory(prefix="colibri-deploy-") as scratch:
         made = job.make(ui, transport, where, wish, Path(scratch))
         for warning in made.plan.warnings:
@@ -121,10 +106,6 @@ def command(
             ui.result({"dry_run": True, **job.plan_json(made, wish)}, job.plan_text(made, wish))
             return
         ui.note(job.plan_text(made, wish))
-        if offload_gadget:
-            from colibri_kit.offload.gadget import install
-
-            ui.note(install(transport))
         outcome = Deployment(
             transport=transport,
             plan=made.plan,
@@ -139,6 +120,7 @@ def command(
             health_timeout=health_timeout,
             service=made.service,
             check=check,
+            gadget=offload_gadget,
         ).run()
     _report(ui, made.plan, outcome)
 
@@ -168,14 +150,24 @@ def _what(places: tuple[str, ...], name: str | None) -> tuple[Recipe | None, Pat
 
 def _settings(given: dict[str, Any], recipe: Recipe | None, budget: int, gadget: bool) -> Settings:
     """What the engine is told: the command line, else the recipe, else the board's budget and its own
-    defaults."""
+    defaults.
+
+    Raises:
+        UsageError: the engine there would refuse it.
+    """
     from colibri_kit.deploy.plan import Settings
 
     names = ("budget", "ctx", "threads", "weights", "kv", "cache_experts", "cache_policy", "offload")
     said = {name: given[name] or (getattr(recipe, name) if recipe is not None else None) for name in names}
     said["budget"] = said["budget"] or budget
     if gadget:
-        said["offload"] = said["offload"] or "/dev/ttyGS0"
+        from colibri_kit.offload.gadget import DEVICE
+
+        said["offload"] = said["offload"] or DEVICE
+    if said["weights"] not in (None, "arena"):
+        slots = [n for n in ("cache_experts", "cache_policy") if said[n] not in (None, "slru")]
+        if slots:
+            raise UsageError(f"{slots[0]} goes with weights arena, not {said['weights']}")
     return Settings(**{name: value for name, value in said.items() if value})
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from colibri_kit.cli import ui_options
+from colibri_kit.commands.sizes import Size
 from colibri_kit.errors import UsageError
 from colibri_kit.ui import Ui
 
@@ -17,20 +18,6 @@ if TYPE_CHECKING:
     from colibri_kit.appliance.job import Wish
     from colibri_kit.config.board import Board
     from colibri_kit.media.safety import Verdict
-
-
-class _Size(click.ParamType[int]):
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from colibri_kit.config.scalars import parse_size
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as err:
-            self.fail(str(err), param, ctx)
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -66,7 +53,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--watchdog", type=click.IntRange(0, 15), default=15, show_default=True, help="Seconds; 0 = off."
 )
 @click.option("--console-shell", is_flag=True, help="Offer a root shell on the serial console.")
-@click.option("--budget", type=_Size(), help="Memory the engine may take; default: the board's.")
+@click.option("--budget", type=Size(), help="Memory the engine may take; default: the board's.")
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context length in tokens.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: physical cores.")
 @click.option(

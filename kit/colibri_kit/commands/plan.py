@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from colibri_kit.cli import VERBS, ui_options
+from colibri_kit.commands.engine_options import CacheExperts
 from colibri_kit.convert.choices import QUANT_NAMES
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _REFUSED = 6  # PreflightError's
     show_default=True,
     help="Where experts live.",
 )
-@click.option("--cache-experts", type=click.IntRange(0), help="Slots at most; 0 = only those in use.")
+@click.option("--cache-experts", type=CacheExperts(), help="Slots at most; 0 = only those in use; all.")
 @click.option("--cache-policy", type=click.Choice(["slru", "lru", "lfu"]), default="slru", show_default=True)
 @click.option("--hot-swap", is_flag=True, help="Room for a second set of dense weights.")
 @click.option("--quant", type=click.Choice(QUANT_NAMES, case_sensitive=False), help="Of a GGUF: as convert.")
@@ -67,6 +68,8 @@ def command(ui: Ui, model: Path, quant: str | None, **options: Any) -> None:
         folder = stack.enter_context(phantom(model, quant)) if planned else model
         if quant and not planned:
             raise UsageError("--quant is for a GGUF; a .coli model is what it is")
+        slots = options.pop("cache_experts")
+        options["cache_experts"] = None if slots in (None, "all") else int(slots)
         result = report.make(folder, **options)
     ui.result(_data(result, model, planned), _text(ui, result, model, planned))
     if result.verdict == "refuse":

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from colibri_kit.cli import ui_options
-from colibri_kit.commands.deploy import SizeParam
 from colibri_kit.commands.engine_options import memory_flags, stream_flags
+from colibri_kit.commands.sizes import Size
 from colibri_kit.deploy.target import existing_prefix, opened, place, place_flags
 from colibri_kit.errors import EngineError, KitError, UsageError
 from colibri_kit.transport.options import SshOptions
@@ -38,7 +38,7 @@ _PROMPT_MAX = 16 << 20
 )
 @click.option("--ctx", type=click.IntRange(1, 1 << 24), help="Context length in tokens.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: physical cores.")
-@click.option("--budget", type=SizeParam(), help="Memory the engine may take.")
+@click.option("--budget", type=Size(), help="Memory the engine may take.")
 @memory_flags
 @stream_flags
 @click.option(

@@ -78,7 +78,9 @@ def render_parts(parts: dict[str, Any], messages: Sequence[Message], generation:
     if default and (not messages or messages[0]["role"] != "system"):
         out += [parts["prefix"]["system"], default, parts["suffix"]["system"]]
     for m in messages:
-        out += [parts["prefix"][m["role"]], m["content"], parts["suffix"][m["role"]]]
+        role = m["role"]
+        text = m["content"].strip() if parts.get("trims", {}).get(role) else m["content"]
+        out += [parts["prefix"][role], text, parts["suffix"][role]]
     return "".join(out) + (parts["generation"] if generation else "")
 
 
@@ -152,8 +154,8 @@ def _default_system(head: str, parts: dict[str, Any]) -> str:
 def _confirm(render: Render, parts: dict[str, Any]) -> None:
     """Other texts, other lengths: the parts must give the template's own rendering.
 
-    Dialogues end with the user, as every prompt does. Sets ``trims`` when the template
-    strips white space around messages: whoever fills the parts must do so too.
+    Dialogues end with the user, as every prompt does. Sets ``trims`` for the roles whose text
+    loses the white space around it: whoever fills the parts must take it off too.
     """
     dialogues = [
         _say(("system", "Be brief."), ("user", "One?"), ("assistant", "1"), ("user", "Two, then")),
@@ -163,11 +165,36 @@ def _confirm(render: Render, parts: dict[str, Any]) -> None:
     for messages in dialogues:
         if render(messages, True) != render_parts(parts, messages, True):
             raise _Undecomposable("it does more than put text around messages (re-rendering differs)")
-    spaced = _say(("user", "  spaces around \n"))
+    trims = {role: True for role in ("system", "user", "assistant") if _trims(render, parts, role)}
+    if trims:
+        parts["trims"] = trims
+    spaced = _say(("system", _SPACED), ("user", _SPACED), ("assistant", _SPACED), ("user", _SPACED))
     if render(spaced, True) != render_parts(parts, spaced, True):
-        if render(spaced, True) != render_parts(parts, _say(("user", "spaces around")), True):
-            raise _Undecomposable("it changes the text of messages")
-        parts["trims"] = True
+        raise _Undecomposable("it changes the text of messages")
+
+
+#: White space of several kinds: a template's own ``strip('\n')`` is no trim.
+_SPACED = " \t\u2003spaces around\u00a0 \n\n"
+
+
+def _trims(render: Render, parts: dict[str, Any], role: str) -> bool:
+    """Whether the template strips the texts of ``role``.
+
+    Raises:
+        _Undecomposable: it neither leaves nor strips them.
+    """
+    before: list[tuple[str, str]] = [] if role != "assistant" else [("user", "One")]
+    after: list[tuple[str, str]] = [] if role == "user" else [("user", "Two")]
+
+    def dialogue(text: str) -> list[Message]:
+        return _say(*before, (role, text), *after)
+
+    got = render(dialogue(_SPACED), True)
+    if got == render_parts(parts, dialogue(_SPACED), True):
+        return False
+    if got == render_parts(parts, dialogue(_SPACED.strip()), True):
+        return True
+    raise _Undecomposable(f"it changes the text of a message ({role})")
 
 
 def _check_parts(parts: dict[str, Any]) -> None:
@@ -183,7 +210,7 @@ def _fill_bos(parts: dict[str, Any], bos: str, *, add_bos: bool) -> dict[str, An
         parts["first"] = ""
     for key, value in parts.items():
         if isinstance(value, dict):
-            parts[key] = {k: t.replace(_BOS, bos) for k, t in value.items()}
+            parts[key] = {k: t.replace(_BOS, bos) if isinstance(t, str) else t for k, t in value.items()}
         elif isinstance(value, str):
             parts[key] = value.replace(_BOS, bos)
     return parts

@@ -9,13 +9,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from colibri_kit.convert.model import Features, Geometry, Model
+from colibri_kit.convert.model import Features, Geometry, Model, Window
 from colibri_kit.errors import FormatError
 
 NAME = "manifest.json"
 FORMAT = 1
 MAX_BYTES = 1 << 20
 GOLDEN_TOKENS = 16
+#: The longest attention window, as in native/model/manifest.c.
+MAX_WINDOW = 1 << 30
+_WINDOW_KEYS = ("window", "window_layers")
 _FILE_NAME = re.compile(r"(dense|tokenizer|experts-\d{4,6})\.coli\Z")
 _HEX = re.compile(r"[0-9a-f]+\Z")
 
@@ -31,7 +34,7 @@ class FileFact:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked manifest; ``raw`` is the whole document."""
+    """A checked manifest; ``raw`` is the whole document, ``window`` None where every layer sees all."""
 
     raw: dict[str, Any]
     model_id: bytes
@@ -39,6 +42,7 @@ class Manifest:
     features: Features
     files: tuple[FileFact, ...]
     golden: str | None
+    window: Window | None = None
 
     @property
     def n_moe_layer(self) -> int:
@@ -122,13 +126,16 @@ def parse(data: bytes) -> Manifest:
     golden = doc.get("golden")
     if golden is not None:
         golden = _hex(golden.get("sha256") if isinstance(golden, dict) else None, 64, "golden.sha256")
+    geometry = _geometry(doc.get("geometry"))
+    features = doc.get("features")
     return Manifest(
         raw=doc,
         model_id=bytes.fromhex(_hex(doc.get("model_id"), 32, "model_id")),
-        geometry=_geometry(doc.get("geometry")),
-        features=_features(doc.get("features")),
+        geometry=geometry,
+        features=_features(features),
         files=files,
         golden=golden,
+        window=_window(features, geometry.n_layer),
     )
 
 
@@ -172,7 +179,7 @@ def _features(value: Any) -> Features:
         _fail("features is missing")
     want = {f.name: f.type for f in fields(Features)}
     for key in value:
-        if key not in want:
+        if key not in want and key not in _WINDOW_KEYS:
             _fail(f"features.{key} is unknown to this kit, and it would change the result")
     for key, kind in want.items():
         v = value.get(key)
@@ -183,7 +190,19 @@ def _features(value: Any) -> Features:
         }
         if not fits[str(kind)]:
             _fail(f"features.{key} is missing or not a {kind}")
-    return Features(**value)
+    return Features(**{key: value[key] for key in want})
+
+
+def _window(features: Any, n_layer: int) -> Window | None:
+    """The sliding window of checked features; None where there is none."""
+    positions, layers = (features.get(key) for key in _WINDOW_KEYS)
+    if all(key not in features for key in _WINDOW_KEYS):
+        return None
+    if isinstance(positions, bool) or not isinstance(positions, int) or not 1 <= positions <= MAX_WINDOW:
+        _fail(f"features.window is {positions!r}, not a number from 1 to {MAX_WINDOW}")
+    if not isinstance(layers, str) or len(layers) != n_layer or set(layers) - set("wf"):
+        _fail(f"features.window_layers needs {n_layer} letters w or f")
+    return Window(positions, layers)
 
 
 def _files(value: Any) -> tuple[FileFact, ...]:

@@ -47,6 +47,19 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Window:
+    """manifest.json's ``features.window`` and ``features.window_layers``, which only go together.
+
+    Attributes:
+        positions: how many a windowed layer sees, its own included.
+        layers: one letter a layer, ``w`` windowed or ``f`` full.
+    """
+
+    positions: int
+    layers: str
+
+
+@dataclass(frozen=True)
 class Source:
     """A .coli tensor and the GGUF tensor that it comes from.
 

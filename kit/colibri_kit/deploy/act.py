@@ -19,6 +19,7 @@ from colibri_kit.errors import (
     TransferError,
     VerifyError,
 )
+from colibri_kit.offload import gadget
 from colibri_kit.transport.base import ConnectionLost, Transport
 from colibri_kit.ui import Ui
 
@@ -53,6 +54,7 @@ class Deployment:
     Attributes:
         service: how the board keeps it running; None = it does not.
         check: what it has to answer before it counts as well.
+        gadget: make the board's USB port a serial device, once nothing refuses any more.
     """
 
     transport: Transport
@@ -68,6 +70,7 @@ class Deployment:
     health_timeout: float = 600.0
     service: serving.Spec | None = None
     check: health.Check = field(default_factory=health.Check)
+    gadget: bool = False
 
     @property
     def _prefix(self) -> str:
@@ -98,6 +101,7 @@ class Deployment:
             raise
 
     _switched = False
+    _gadget_begun = False
     _kept = 0
     _before: str | None = None  # the release to go back to
     _installed: str | None = None  # kind of the service that is on the board
@@ -106,7 +110,8 @@ class Deployment:
         if self._switched:
             return f"{self.plan.release} is current but unchecked; before it was {before or 'none'}"
         kept = f"; {size_text(self._kept)} sent so far are kept, the next deploy sends the rest"
-        return stays(before) + (kept if self._kept else "")
+        port = f"; the USB gadget may be there ({gadget.UNIT_PATH})" if self._gadget_begun else ""
+        return stays(before) + (kept if self._kept else "") + port
 
     def _locked(self, partial: dict[str, int]) -> Outcome:
         sent = self._send(partial)
@@ -122,6 +127,7 @@ class Deployment:
         if self.plan.same_as_current:
             return self._again(remembered, sent)
         version = self._make()
+        self._install_gadget()
         if self.retry_bad:
             remembered = remembered.forgiven(self.plan.content)
         state.save(
@@ -154,6 +160,7 @@ class Deployment:
     def _again(self, remembered: state.State, sent: store.Sent) -> Outcome:
         """The board has this very release: only its health is in question."""
         current = self.plan.release
+        self._install_gadget()
         version, why = health.version(self.transport, self._path(current))
         if why:
             well = health.Health(False, why)
@@ -274,6 +281,22 @@ class Deployment:
         except PreflightError as err:
             release.remove(self.transport, self._prefix, name)
             err.state = f"{stays(self.plan.previous)}; the new release was removed"
+            raise
+
+    def _install_gadget(self) -> None:
+        """The engine's link, before the engine is asked anything. Raises TransferError."""
+        if not self.gadget:
+            return
+        self._gadget_begun = True
+        try:
+            self.ui.note(gadget.install(self.transport))
+        except ConnectionLost:
+            raise
+        except TransferError as err:
+            err.state = stays(self.plan.previous)
+            if not self.plan.same_as_current:
+                release.remove(self.transport, self._prefix, self.plan.release)
+                err.state += "; the new release was removed"
             raise
 
     def _document(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Wish:
     Attributes:
         service: keep it running; None = as the current release has it.
         spec: how, when ``service`` is true.
+        gadget: the board's USB port is made a serial device first.
     """
 
     engine: Engine
@@ -39,6 +40,7 @@ class Wish:
     check: Check = field(default_factory=Check)
     retry_bad: bool = False
     keep: int = 3
+    gadget: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def make(ui: Ui, transport: Transport, where: Place, wish: Wish, folder: Path) -
     """
     from colibri_kit.deploy import facts, plan, release, state, store
     from colibri_kit.deploy.target import new_prefix
+    from colibri_kit.offload import gadget
 
     assert where.board is not None
     prefix = new_prefix(transport, where, ui)
@@ -144,6 +147,8 @@ def make(ui: Ui, transport: Transport, where: Place, wish: Wish, folder: Path) -
             state="nothing was sent or changed",
             otherwise="" if there else "deploy without --service",
         )
+    if wish.gadget:
+        gadget.check(transport)
     beside = (options_part(spec, wish.settings, folder),) if spec is not None else ()
     made = plan.make(
         board=where.board,
@@ -160,6 +165,7 @@ def make(ui: Ui, transport: Transport, where: Place, wish: Wish, folder: Path) -
         now=datetime.now(timezone.utc),
         service=spec.as_json() if spec else None,
         beside=beside,
+        first=(gadget.step(),) if wish.gadget else (),
     )
     return Made(made, spec)
 

@@ -311,6 +311,7 @@ def make(
     now: datetime,
     service: dict[str, Any] | None = None,
     beside: tuple[Part, ...] = (),
+    first: tuple[str, ...] = (),
 ) -> Plan:
     """The plan, or the reason why there is none.
 
@@ -319,6 +320,7 @@ def make(
         beside: files that go beside the engine.
         current_content: content id of the release that is current on the board.
         bad: content ids that failed their health checks on this board.
+        first: what else is done once nothing refuses any more, before the release is switched to.
 
     Raises:
         PreflightError: the deployment must not begin.
@@ -345,7 +347,10 @@ def make(
     steps = [f"send {len(send)} file(s), {size_text(need)}; reuse {len(reuse)}"]
     steps.append("verify every file on the board by its sha256")
     if not same:
-        steps += [f"make releases/{release}", "run its engine once", f"switch current to {release}"]
+        steps += [f"make releases/{release}", "run its engine once"]
+    steps += first
+    if not same:
+        steps.append(f"switch current to {release}")
     steps.append(_check_step(service, same))
     if not same:
         steps.append(f"keep the newest {keep} release(s)")

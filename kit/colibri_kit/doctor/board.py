@@ -209,7 +209,7 @@ def _memory(board: Board | None, facts: Facts, more: More) -> Iterable[Finding]:
         yield ok("swap", f"zram {size_text(more.zram)}" if more.zram else "none")
     if more.memlock is None:
         yield warn(
-            "mlock limit", "not told", "raise `memlock` in /etc/security/limits.conf for --weights lock"
+            "mlock limit", "not told", "raise `memlock` in /etc/security/limits.conf for the engine's --lock"
         )
     elif more.memlock >= 0 and more.memlock < facts.ram // 2:
         yield warn(

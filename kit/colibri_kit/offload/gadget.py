@@ -11,8 +11,11 @@ import io
 import re
 from typing import TYPE_CHECKING
 
+from colibri_kit.deploy import root
 from colibri_kit.errors import PreflightError, TransferError, UsageError
 from colibri_kit.offload.discover import GADGET_PRODUCT, GADGET_VENDOR
+from colibri_kit.transport.base import ConnectionLost
+from colibri_kit.transport.base import script as sh
 
 if TYPE_CHECKING:
     from colibri_kit.transport.base import Transport
@@ -21,11 +24,17 @@ if TYPE_CHECKING:
 PI4_CONFIG = ("dtoverlay=dwc2,dr_mode=peripheral",)
 MODULES = ("dwc2", "libcomposite", "usb_f_acm")
 SCRIPT_PATH = "/usr/local/sbin/colibri-offload-gadget"
-UNIT_PATH = "/etc/systemd/system/colibri-offload-gadget.service"
+UNIT = "colibri-offload-gadget.service"
+UNIT_PATH = f"/etc/systemd/system/{UNIT}"
+#: What the board's end of the link is called.
+DEVICE = "/dev/ttyGS0"
+
+#: The line by which a script is known to be ours, whatever kit made it.
+_MARK = "# Makes this board's USB device port a serial line for the offload link."
 
 _SCRIPT = """\
 #!/bin/sh
-# Makes this board's USB device port a serial line for the offload link.
+@MARK@
 # Usage: colibri-offload-gadget start|stop
 set -eu
 root=${CONFIGFS:-/sys/kernel/config}
@@ -95,7 +104,8 @@ def script(serial: str = "colibri-0") -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,32}", serial):
         raise UsageError(f"'{serial}' cannot be a USB serial number: letters, digits and ._- only")
     return (
-        _SCRIPT.replace("@MODULES@", " ".join(MODULES))
+        _SCRIPT.replace("@MARK@", _MARK)
+        .replace("@MODULES@", " ".join(MODULES))
         .replace("@VENDOR@", f"0x{GADGET_VENDOR:04x}")
         .replace("@PRODUCT@", f"0x{GADGET_PRODUCT:04x}")
         .replace("@SERIAL@", serial)
@@ -107,35 +117,99 @@ def unit() -> str:
     return _UNIT.replace("@SCRIPT@", SCRIPT_PATH)
 
 
+def step() -> str:
+    """What :func:`install` does, as a step of a plan."""
+    return f"install {SCRIPT_PATH} and {UNIT_PATH}: the USB port is {DEVICE}, from boot on"
+
+
+def check(transport: Transport) -> None:
+    """Refuses a board where :func:`install` cannot work. Changes nothing.
+
+    Raises:
+        PreflightError: not root there, or no systemd.
+    """
+    state = "nothing was sent or changed"
+    root.need(transport, f"--offload-gadget on {transport.describe()}", state=state)
+    if transport.run(["test", "-d", "/run/systemd/system"]).rc != 0:
+        raise PreflightError(
+            "--offload-gadget installs a systemd unit, and the board runs another init",
+            hint=f"have its init make {DEVICE} (`modprobe g_serial` does where the kernel has it), "
+            f"then deploy with --offload {DEVICE} and without --offload-gadget",
+            state=state,
+        )
+
+
 def install(transport: Transport, serial: str = "colibri-0") -> str:
-    """Puts script and unit on a board with systemd and starts them.
+    """Puts script and unit on a board that :func:`check` accepts, and starts them.
+
+    What was not there before is taken away again when they cannot be started.
 
     Returns:
         What was done, for people.
 
     Raises:
-        PreflightError: not root there, or no systemd.
         TransferError: a file cannot be written, or the board has no USB device controller.
     """
-    if transport.run(["id", "-u"]).text.strip() != "0":
-        raise PreflightError("--offload-gadget needs root on the board", state="nothing was changed")
-    if transport.run(["test", "-d", "/run/systemd/system"]).rc != 0:
-        raise PreflightError(
-            "--offload-gadget installs a systemd unit, and the board runs another init",
-            hint="put the script of docs/offload.md on the board yourself",
-            state="nothing was changed",
-        )
+    before = found(transport)
+    try:
+        _write(transport, serial)
+        _start(transport)
+    except ConnectionLost:
+        raise
+    except TransferError:
+        if not before:
+            remove(transport, found(transport))
+        raise
+    return f"USB serial gadget installed: {DEVICE} here, /dev/ttyACM0 at the other end of the cable"
+
+
+def _write(transport: Transport, serial: str) -> None:
     for path, text, mode in ((SCRIPT_PATH, script(serial), 0o755), (UNIT_PATH, unit(), 0o644)):
         data = text.encode()
         transport.put_stream(io.BytesIO(data), len(data), f"{path}.new", mode=mode)
         done = transport.run(["mv", "-f", f"{path}.new", path])
         if done.rc != 0:
             raise TransferError(f"cannot write {path}: {done.why}")
-    for command in (["daemon-reload"], ["enable", "--now", "colibri-offload-gadget.service"]):
+
+
+def _start(transport: Transport) -> None:
+    for command in (["daemon-reload"], ["enable", "--now", UNIT]):
         done = transport.run(["systemctl", *command], timeout=60)
         if done.rc != 0:
             raise TransferError(
                 f"`systemctl {' '.join(command)}` failed: {done.why}",
                 hint=f"on a Raspberry Pi 4 add to config.txt and reboot: {PI4_CONFIG[0]}",
             )
-    return "USB serial gadget installed: /dev/ttyGS0 here, /dev/ttyACM0 at the other end of the cable"
+
+
+# $1 script, $2 its mark, $3 unit, $4 its mark.
+_FOUND = """
+[ -f "$1" ] && grep -qxF "$2" "$1" && echo "$1"
+[ -f "$3" ] && grep -qxF "$4" "$3" && echo "$3"
+exit 0
+"""
+
+
+def found(transport: Transport) -> tuple[str, ...]:
+    """Which of script and unit are on a board, and ours."""
+    done = transport.run(sh(_FOUND, SCRIPT_PATH, _MARK, UNIT_PATH, f"ExecStart={SCRIPT_PATH} start"))
+    return tuple(done.text.splitlines())
+
+
+def remove(transport: Transport, paths: tuple[str, ...]) -> None:
+    """Takes away what :func:`found` named: the unit is disabled and the port given back first.
+
+    Raises:
+        TransferError: a file cannot be removed.
+    """
+    if UNIT_PATH in paths:
+        transport.run(["systemctl", "disable", "--now", UNIT], timeout=90)
+    if SCRIPT_PATH in paths:
+        transport.run([SCRIPT_PATH, "stop"])
+    if not paths:
+        return
+    done = transport.run(["rm", "-f", *paths])
+    if done.rc != 0:
+        raise TransferError(f"cannot remove {' and '.join(paths)}: {done.why}")
+    if UNIT_PATH in paths:
+        transport.run(["systemctl", "daemon-reload"], timeout=60)

@@ -61,7 +61,9 @@ def test_counters_are_those_of_both_ends(model: Path, module: Any, tmp_path: Pat
     # docs/offload.md for d = 256, 2 of the experts a token, Q8_K, 2 layers: 1 token, and a prompt of 8.
     one, prompt = 2 * (28 + 32 + 292), 2 * (28 + 16 + 8 * 16 + 8 * 292)
     assert link.bytes_out == 2 * (8 * one + prompt)
-    assert link.bytes_in == 2 * 2 * (8 * (44 + 2 * 1024 + 32) + (44 + 16 * 1024 + 32))
+    # A CREDIT of 32 comes behind its RESULT: the one before the runs and the last may fall to either side.
+    late = 2 * 2 * (8 * (44 + 2 * 1024 + 32) + (44 + 16 * 1024 + 32)) - link.bytes_in
+    assert late in (-32, 0, 32)
     greeting = (28 + 144) + 4 * 28 + sum(28 + n for n in (1024, 4096, 16384))
     assert stats["bytes_in"] - link.bytes_out == greeting + one // 2 + prompt  # trial, the cold prompt
     assert link.local == link.connects == 0 and stats["failed"] == 0

@@ -45,4 +45,10 @@ uint64_t cb_os_page(void); /* the machine's page size */
 /* Access to whole pages [p, p + n). */
 int cb_os_protect(void *p, uint64_t n, enum cb_os_access access);
 
+#if !defined(_WIN32)
+/* Whether somebody listens on the Unix socket at path: a full queue has somebody,
+ * who may be stopped, so this never waits. */
+int cb_os_unix_answers(const char *path);
+#endif
+
 #endif

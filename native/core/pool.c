@@ -1,9 +1,50 @@
 /* pool.c — see pool.h. */
+#define _GNU_SOURCE /* pthread_condattr_setclock */
 #include "pool.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "os.h"
+
+#if defined(_WIN32)
+/* winpthreads waits by the wall clock only: as long from now. */
+void cb_cond_init(pthread_cond_t *cond)
+{
+    pthread_cond_init(cond, NULL);
+}
+
+static struct timespec clock_of(uint64_t ns)
+{
+    struct timespec t;
+    uint64_t now = cb_os_now_ns(), left = ns > now ? ns - now : 0;
+    clock_gettime(CLOCK_REALTIME, &t);
+    left += (uint64_t)t.tv_nsec;
+    t.tv_sec += (time_t)(left / 1000000000u);
+    t.tv_nsec = (long)(left % 1000000000u);
+    return t;
+}
+#else
+void cb_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
+static struct timespec clock_of(uint64_t ns)
+{
+    return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+}
+#endif
+
+void cb_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t ns)
+{
+    struct timespec until = clock_of(ns);
+    pthread_cond_timedwait(cond, mutex, &until);
+}
 
 static inline void relax(void)
 {

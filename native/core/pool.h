@@ -22,6 +22,11 @@
 #define CB_SMALL_STACK (128u * 1024u)
 #endif
 
+/* A condition for timed waits by the clock of cb_os_now_ns, which nobody sets. */
+void cb_cond_init(pthread_cond_t *cond);
+/* Waits until a time of cb_os_now_ns at most; the mutex is held. */
+void cb_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t ns);
+
 typedef void cb_pool_fn(void *arg, uint32_t thread, uint32_t n_threads);
 
 struct cb_pool {

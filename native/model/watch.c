@@ -1,20 +1,11 @@
 /* watch.c — see watch.h. */
-#define _GNU_SOURCE /* clock_gettime */
 #include "model/watch.h"
-
-#include <time.h>
 
 #include "core/os.h"
 #include "core/pool.h"
 #include "expert/store.h"
 
-#define PERIOD_NS 50000000L
-/* A clock that nobody sets: after one set back, a wait would last as long again. */
-#if defined(_WIN32)
-#define WATCH_CLOCK CLOCK_REALTIME /* winpthreads waits on no other */
-#else
-#define WATCH_CLOCK CLOCK_MONOTONIC
-#endif
+#define PERIOD_NS 50000000u
 
 static void look(struct cb_watch *w)
 {
@@ -33,14 +24,7 @@ static void *watch(void *arg)
     struct cb_watch *w = arg;
     pthread_mutex_lock(&w->mutex);
     while (!atomic_load(&w->stop)) {
-        struct timespec until;
-        clock_gettime(WATCH_CLOCK, &until);
-        until.tv_nsec += PERIOD_NS;
-        if (until.tv_nsec >= 1000000000L) {
-            until.tv_nsec -= 1000000000L;
-            until.tv_sec++;
-        }
-        pthread_cond_timedwait(&w->cond, &w->mutex, &until);
+        cb_cond_wait_until(&w->cond, &w->mutex, cb_os_now_ns() + PERIOD_NS);
         look(w);
     }
     pthread_mutex_unlock(&w->mutex);
@@ -51,7 +35,6 @@ int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, struct cb_st
                   struct cb_err *err)
 {
     pthread_attr_t attr;
-    pthread_condattr_t clock;
     w->deadline_ns = (uint64_t)opt->token_deadline_ms * 1000000u;
     w->fn = opt->on_stuck;
     w->ud = opt->stuck_ud;
@@ -59,10 +42,7 @@ int cb_watch_open(struct cb_watch *w, const struct cb_options *opt, struct cb_st
     if (w->deadline_ns == 0)
         return 0;
     pthread_mutex_init(&w->mutex, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, WATCH_CLOCK);
-    pthread_cond_init(&w->cond, &clock);
-    pthread_condattr_destroy(&clock);
+    cb_cond_init(&w->cond);
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, CB_SMALL_STACK);
     w->running = pthread_create(&w->thread, &attr, watch, w) == 0;

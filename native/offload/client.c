@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/os.h"
 #include "core/pool.h"
@@ -91,22 +90,11 @@ static void identify(struct cb_offload *o, const struct cb_manifest *m)
     snprintf(h->who, sizeof h->who, "colibri %s %.15s", CB_VERSION, o->e->kern.isa);
 }
 
-/* Waits on the condition at most until a time of cb_os_now_ns. */
-static void wait_until(struct cb_offload *o, uint64_t ns)
-{
-    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    pthread_cond_timedwait(&o->arrived, &o->mutex, &t);
-}
-
 static int start_thread(struct cb_offload *o, struct cb_err *err)
 {
     pthread_attr_t attr;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_mutex_init(&o->mutex, NULL);
-    pthread_cond_init(&o->arrived, &clock);
-    pthread_condattr_destroy(&clock);
+    cb_cond_init(&o->arrived);
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, CB_SMALL_STACK);
     o->opened = pthread_create(&o->thread, &attr, cb_off_thread, o) == 0;
@@ -140,7 +128,7 @@ int cb_offload_open(struct cb_engine *e, struct cb_err *err)
     uint64_t until = cb_os_now_ns() + 1000 * MS;
     pthread_mutex_lock(&o->mutex);
     while (o->tries == 0 && cb_os_now_ns() < until)
-        wait_until(o, until);
+        cb_cond_wait_until(&o->arrived, &o->mutex, until);
     pthread_mutex_unlock(&o->mutex);
     return 0;
 }
@@ -371,7 +359,7 @@ uint32_t cb_offload_wait(struct cb_offload *o, const struct cb_chunk *c, uint32_
     }
     uint64_t start = cb_os_now_ns();
     while (j->left > 0 && !j->failed && cb_os_now_ns() < j->deadline_ns)
-        wait_until(o, j->deadline_ns);
+        cb_cond_wait_until(&o->arrived, &o->mutex, j->deadline_ns);
     o->n.ns_offload_wait += cb_os_now_ns() - start;
     if (j->left > 0) {
         k = leave(o, remote, n);

@@ -19,6 +19,8 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "core/os.h"
+
 /* ---- names -------------------------------------------------------------- */
 
 static const struct {
@@ -225,16 +227,6 @@ int cb_link_dial(struct cb_link *l, const struct cb_link_addr *a, int wake, int 
                    strerror(why));
 }
 
-/* Whether somebody listens on the Unix socket at to. */
-static int is_alive(const struct cb_link_addr *a, const union address *to, socklen_t len)
-{
-    int fd = new_socket(a);
-    int alive = fd >= 0 && (connect(fd, &to->any, len) == 0 || errno == EAGAIN);
-    if (fd >= 0)
-        close(fd);
-    return alive;
-}
-
 int cb_link_listen(int *fd, const struct cb_link_addr *a, struct cb_err *err)
 {
     union address to;
@@ -246,7 +238,7 @@ int cb_link_listen(int *fd, const struct cb_link_addr *a, struct cb_err *err)
         return cb_fail(err, CB_EINVAL, "offload: a serial device is opened, not listened on");
     socklen_t len = socket_address(&to, a);
     if (a->kind == CB_LINK_UNIX && lstat(a->path, &st) == 0 && S_ISSOCK(st.st_mode)) {
-        if (is_alive(a, &to, len))
+        if (cb_os_unix_answers(a->path))
             return cb_fail(err, CB_EIO, "listening on %s: another program does", name_of(name, a));
         (void)unlink(a->path);
     }

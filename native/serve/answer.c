@@ -175,8 +175,7 @@ static void put_role(const struct cb_req *r, struct cb_buf *b)
     cb_event_end(b);
 }
 
-static void put_last(const struct cb_req *r, const struct view *v,
-                     struct cb_buf *b)
+static void put_last(const struct cb_req *r, const struct view *v, struct cb_buf *b)
 {
     cb_event_begin(b);
     put_head(r, b, 1);

@@ -110,18 +110,24 @@ static off_t move_down(int file, uint64_t size, uint64_t max)
     return to;
 }
 
-/* In place: a supervisor appends to the same file, and its folder may not be ours. The
- * file is opened once more, as a write at an offset appends where O_APPEND is set. */
-static void shorten(const struct cb_log *log)
+/* The log's file to read and to write anywhere in; a write at an offset appends where
+ * O_APPEND is set, as it may be on log->fd. -1 when it may not be opened so. */
+static int open_again(const struct cb_log *log)
 {
     char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", log->fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* In place: a supervisor appends to the same file, and its folder may not be ours. */
+static void shorten(const struct cb_log *log)
+{
     struct cb_line l;
     struct stat st;
     if (log->max == 0 || fstat(log->fd, &st) != 0 || !S_ISREG(st.st_mode) ||
         (uint64_t)st.st_size <= log->max)
         return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", log->fd);
-    int file = open(path, O_RDWR | O_CLOEXEC);
+    int file = open_again(log);
     if (file < 0)
         return;
     off_t left = move_down(file, (uint64_t)st.st_size, log->max);
@@ -137,13 +143,11 @@ static void shorten(const struct cb_log *log)
 
 void cb_log_bound(struct cb_log *log, uint64_t max)
 {
-    char path[40];
     struct stat st;
     log->max = max;
     if (max == 0 || fstat(log->fd, &st) != 0 || !S_ISREG(st.st_mode))
         return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", log->fd);
-    int file = open(path, O_RDWR | O_CLOEXEC);
+    int file = open_again(log);
     if (file >= 0)
         close(file);
     else

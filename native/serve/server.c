@@ -25,12 +25,11 @@
 
 /* ---- new connections ---------------------------------------------------- */
 
-/* Nothing was asked: what lies in the kernel's buffer is a request, too. */
-static int is_idle(const struct cb_conn *c)
+/* Whether bytes lie in the kernel's buffer: they are a request, too. */
+static int has_bytes(const struct cb_conn *c)
 {
     char byte;
-    return c->state == CB_CONN_HEAD && c->n_in == 0 &&
-           recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
+    return recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 /* How readily a connection gives up its place: idle ones first, then those whose
@@ -38,9 +37,11 @@ static int is_idle(const struct cb_conn *c)
  * honest client takes; 0 = never: nothing is taken from who waits for tokens. */
 static int rank_place(const struct cb_conn *c, uint64_t now)
 {
-    if (c->state == CB_CONN_LINGER || is_idle(c))
+    if (c->state == CB_CONN_LINGER)
         return 2;
-    if (c->req != NULL || (c->state == CB_CONN_HEAD && c->n_in == 0))
+    if (c->state == CB_CONN_HEAD && c->n_in == 0)
+        return has_bytes(c) ? 0 : 2;
+    if (c->req != NULL)
         return 0;
     return now > c->t_busy && now - c->t_busy > SLOW_NS;
 }

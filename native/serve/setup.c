@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/os.h"
+#include "core/pool.h"
 #include "model/engine.h"
 #include "serve/server.h"
 
@@ -207,21 +208,15 @@ void cb_serve_leave_unix(struct cb_server *s)
     s->lock_fd = -1;
 }
 
-/* A socket file that nobody answers on may be a leftover. One whose queue is full has
- * somebody, who may be stopped: connecting would wait for that one. */
-static int check_path(const struct sockaddr_un *a, const char *path, struct cb_err *err)
+/* A socket file that nobody answers on may be a leftover. */
+static int check_path(const char *path, struct cb_err *err)
 {
     struct stat st;
     if (lstat(path, &st) != 0)
         return CB_OK;
     if (!S_ISSOCK(st.st_mode))
         return cb_fail(err, CB_EINVAL, "--unix %.150s: there is a file of another kind", path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int there = fd >= 0 &&
-                (connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 || errno == EAGAIN);
-    if (fd >= 0)
-        close(fd);
-    if (there)
+    if (cb_os_unix_answers(path))
         return cb_fail(err, CB_EIO, "--unix %.150s: somebody answers there already", path);
     return CB_OK;
 }
@@ -235,7 +230,7 @@ static int bind_unix(struct cb_server *s, struct cb_err *err)
         return cb_fail(err, CB_EINVAL, "--unix: the path has %zu bytes, at most %zu", n,
                        sizeof a.sun_path - 1);
     memcpy(a.sun_path, path, n);
-    int rc = check_path(&a, path, err);
+    int rc = check_path(path, err);
     if (rc == CB_OK)
         rc = take_lock(s, path, err);
     if (rc < 0)
@@ -297,7 +292,6 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
 {
     struct cb_server draft;
     struct cb_arena a;
-    pthread_condattr_t clock;
     *out = NULL;
     memset(&a, 0, sizeof a);
     a.size = count_bytes(o, &draft);
@@ -325,10 +319,7 @@ int cb_serve_open(const struct cb_serve_options *o, struct cb_server **out, stru
         s->next_number = s->t_open; /* names of answers need not be secret */
     s->next_number >>= 8; /* room to count */
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->wake, &clock);
-    pthread_condattr_destroy(&clock);
+    cb_cond_init(&s->wake);
     if (o->token_file != NULL)
         rc = cb_tokens_read(&s->tokens, o->token_file, err);
     if (rc == CB_OK)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/os.h"
+#include "core/pool.h"
 #include "core/sample.h"
 #include "model/engine.h"
 #include "serve/logprob.h"
@@ -407,10 +408,7 @@ static void swap(struct cb_server *s)
  * counts as progress: an idle engine is not a stuck one. */
 static void sleep_idle(struct cb_server *s)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec++;
-    pthread_cond_timedwait(&s->wake, &s->lock, &until);
+    cb_cond_wait_until(&s->wake, &s->lock, cb_os_now_ns() + 1000000000u);
     take_counters(s); /* a link has its troubles also while nobody asks */
 }
 

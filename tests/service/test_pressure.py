@@ -39,11 +39,16 @@ def reads_little(s: Service, data: bytes) -> socket.socket:
     return c
 
 
+def streamed(**more: Any) -> bytes:
+    """LONG with logprobs, as a stream."""
+    body = json.dumps({**LONG, "logprobs": 5, "stream": True, **more}).encode()
+    return request("POST", "/v1/completions", body)
+
+
 def stalled(s: Service, **more: Any) -> socket.socket:
     """A stream of LONG that is computed and longer than the buffers; its client does not read."""
     before = s.metrics()["requests_draining"]
-    body = json.dumps({**LONG, "logprobs": 5, "stream": True, **more}).encode()
-    c = reads_little(s, request("POST", "/v1/completions", body))
+    c = reads_little(s, streamed(**more))
     until(lambda: s.metrics()["requests_draining"] == before + 1)
     return c
 
@@ -100,8 +105,7 @@ def test_slow_readers_without_a_token_make_room(locked: Service, way: str) -> No
 def test_who_waits_for_tokens_or_reads_them_keeps_its_place(model: Path) -> None:
     """The same crowd around a stream that its client reads late, and one that is not computed yet."""
     with Service(model, "--connections", "6", "--sequences", "1") as s:
-        body = json.dumps({**LONG, "logprobs": 5, "stream": True}).encode()
-        whole = events(s.raw(request("POST", "/v1/completions", body)))
+        whole = events(s.raw(streamed()))
         kept = stalled(s)
         held = [reads_little(s, keep(request("GET", "/")) * 60) for _ in range(5)]
         time.sleep(2.5)
@@ -191,7 +195,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def swap(s: Service) -> None:
+def swap(s: Service, current: Path, release: Path) -> None:
+    link(release, current)
     s.process.send_signal(signal.SIGHUP)
 
 
@@ -202,46 +207,43 @@ def quick(s: Service) -> Any:
     return doc
 
 
-def test_a_reader_that_stands_still_holds_neither_a_swap_nor_others(
-    model: Path, other: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def current(model: Path, tmp_path: Path) -> Path:
+    """The link that is followed anew at each swap; to ``model``."""
+    path = tmp_path / "current.coli"
+    link(model, path)
+    return path
+
+
+def test_a_reader_that_stands_still_holds_neither_a_swap_nor_others(current: Path, other: Path) -> None:
     """Its answer stays that of the release that computed it: name, fingerprint, spelling of tokens."""
-    current = tmp_path / "current.coli"
-    link(model, current)
     with Service(current, "--hot-swap", "--sequences", "2", "--io-timeout", "60") as s:
-        body = json.dumps({**LONG, "logprobs": 5, "stream": True}).encode()
-        want = events(s.raw(request("POST", "/v1/completions", body)))
+        want = events(s.raw(streamed()))
         first = quick(s)
         c = stalled(s)
-        link(other, current)
-        swap(s)
+        swap(s, current, other)
         assert s.wait_for("swapped", seconds=10)["model"] == "another"
         assert quick(s)["model"] == "another"
         got = events(read_all(c))
         for key in ("choices", "model", "system_fingerprint"):
             assert [e[key] for e in got] == [e[key] for e in want]
         assert {e["model"] for e in got} == {first["model"]}
-        again = events(s.raw(request("POST", "/v1/completions", body)))
+        again = events(s.raw(streamed()))
         assert {e["model"] for e in again} == {"another"}
         assert [e["choices"] for e in again] != [e["choices"] for e in want]
         c.close()
 
 
 def test_the_second_swap_waits_for_a_reader_of_the_first_release_and_nobody_else(
-    model: Path, other: Path, tmp_path: Path
+    model: Path, current: Path, other: Path
 ) -> None:
     """There is room for two releases: the third needs that of the one whose tokens are still spelt."""
-    current = tmp_path / "current.coli"
-    link(model, current)
     with Service(current, "--hot-swap", "--sequences", "2", "--io-timeout", "60") as s:
-        body = json.dumps({**LONG, "logprobs": 5, "stream": True}).encode()
-        want = events(s.raw(request("POST", "/v1/completions", body)))
+        want = events(s.raw(streamed()))
         c = stalled(s)
-        link(other, current)
-        swap(s)
+        swap(s, current, other)
         s.wait_for("swapped", seconds=10)
-        link(model, current)
-        swap(s)
+        swap(s, current, model)
         s.wait_for("swap_wanted", 2)
         for _ in range(5):
             assert quick(s)["model"] == "another"
@@ -254,14 +256,11 @@ def test_the_second_swap_waits_for_a_reader_of_the_first_release_and_nobody_else
         c.close()
 
 
-def test_without_logprobs_a_reader_holds_no_swap_at_all(model: Path, other: Path, tmp_path: Path) -> None:
-    current = tmp_path / "current.coli"
-    link(model, current)
+def test_without_logprobs_a_reader_holds_no_swap_at_all(model: Path, current: Path, other: Path) -> None:
     with Service(current, "--hot-swap", "--io-timeout", "60") as s:
         c = stalled(s, logprobs=None)
         for n, release in enumerate((other, model, other)):
-            link(release, current)
-            swap(s)
+            swap(s, current, release)
             s.wait_for("swapped", n + 1, seconds=10)
             quick(s)
         got = events(read_all(c))
